@@ -40,7 +40,7 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 ];
 
 /// Canaries that tests of the engine see, each with a test of its own: `crates/volume/tests`, with
-/// `--cfg canary`.
+/// the feature `planted`.
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "foreign_root_of_equal_epoch",

@@ -34,7 +34,7 @@ struct Args {
     /// Enumerate small workloads with a crash after every event, and short schedules.
     #[arg(long)]
     exhaustive: bool,
-    /// Plant each known bug in turn; each must be caught. Needs a build with `--cfg canary`.
+    /// Plant each known bug in turn; each must be caught. Needs a build with the feature `planted`.
     #[arg(long)]
     canaries: bool,
     /// Search the model of the store protocol: its worlds, each rule taken out, random walks.
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
 }
 
 fn run_canaries(time: Duration, threads: usize, exhaustively: bool) -> bool {
-    if !cfg!(canary) {
+    if !cfg!(feature = "planted") {
         println!("this build has no canaries: use `cargo xtask sim --canaries`");
         return false;
     }

@@ -314,15 +314,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Builds the server and the test programs with the planted bugs; the programs by name.
 fn build() -> Result<Vec<(String, PathBuf)>, Failure> {
-    let mut command = workspace::cargo(["test", "--quiet", "-p", "firn", "--no-run"]);
-    command.args(["--bin", "firn"]);
+    let mut command = workspace::cargo_for_tests("test");
+    command.args(["--quiet", "--no-run", "--bin", "firn"]);
     for canary in &CANARIES {
         if let Detector::Test(program, _) | Detector::Here(program, _) = canary.judge {
             command.args(["--test", program]);
         }
     }
     command.arg("--message-format=json-render-diagnostics");
-    workspace::build_apart(&mut command, "canary", "--cfg canary");
     println!("$ {}", process::command_line(&command));
     let output = command.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
@@ -372,7 +371,7 @@ fn command(
             command.args(["--exact", test, "--nocapture"]);
         }
         Detector::Soak => {
-            let server = workspace::target().join("canary/debug/firn");
+            let server = workspace::target().join("debug/firn");
             return soak::planted(canary.name, kernel, &server);
         }
     }

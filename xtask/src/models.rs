@@ -1,8 +1,8 @@
 //! `cargo xtask models`: the proofs of the multi-queue core, of the threads inside the engine, and of the
 //! messenger's sessions and out-queue, that an ordinary test run leaves out.
 //!
-//! Each model checker replaces the core's atomics and locks, so each needs a build of its own,
-//! kept in its own target directory: the ordinary build stays as it is.
+//! Each model checker replaces the core's atomics and locks: a feature of the crates concerned, so that
+//! what they depend on is compiled once.
 
 use std::process::Command;
 use std::time::Instant;
@@ -84,24 +84,16 @@ fn blkmq(arguments: &Arguments) -> Vec<Model> {
         .env("BLKMQ_SEED", arguments.seed.to_string());
 
     let what = "shuttle: random and priority schedules";
-    let mut shuttle = test("blkmq", what, &["--test=shuttle_mix"]);
-    workspace::build_apart(&mut shuttle.command, "shuttle", "--cfg shuttle");
+    let shuttle = test("blkmq", what, &["--features=shuttle", "--test=shuttle_mix"]);
 
     let what = "loom: every interleaving, and every planted bug";
-    let mut loom = test("blkmq", what, &["--lib"]);
-    workspace::build_apart(&mut loom.command, "loom", LOOM);
+    let loom = test("blkmq", what, &["--features=loom", "--lib"]);
     vec![random, shuttle, loom]
 }
 
-/// Flags for loom: the same for all crates, so that loom itself is compiled once.
-const LOOM: &str = "--cfg loom";
-
-/// Beside the core's: they share a build of shuttle.
 fn engine() -> Model {
     let what = "shuttle: group commit, segments, waiters, a whole host; every planted bug";
-    let mut threads = test("volume", what, &["--lib", "models::"]);
-    workspace::build_apart(&mut threads.command, "shuttle", "--cfg shuttle");
-    threads
+    test("volume", what, &["--features=shuttle", "--lib", "models::"])
 }
 
 fn messenger(arguments: &Arguments) -> Vec<Model> {
@@ -114,7 +106,7 @@ fn messenger(arguments: &Arguments) -> Vec<Model> {
         .command
         .env("FIRN_SIM_SEEDS", arguments.messenger_seeds.to_string());
 
-    let mut queue = test("messenger", "loom: the out-queue", &["--lib", "loom_"]);
-    workspace::build_apart(&mut queue.command, "loom", LOOM);
+    let args = ["--features=loom", "--lib", "loom_"];
+    let queue = test("messenger", "loom: the out-queue", &args);
     vec![sessions, queue]
 }

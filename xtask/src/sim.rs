@@ -22,15 +22,15 @@ pub(crate) struct Arguments {
 
 /// The command that runs the simulator with these arguments.
 pub(crate) fn command(pass: &[OsString]) -> Command {
-    let mut command = workspace::cargo(["run", "--quiet", "--profile", "sim", "-p", "sim", "--"]);
-    command.args(pass);
+    let mut command = workspace::cargo(["run", "--quiet", "--profile", "sim", "-p", "sim"]);
+    if pass.iter().any(|arg| arg == "--canaries") {
+        command.args(["--features", "planted"]);
+    }
+    command.arg("--").args(pass);
     // Worlds come and go by the thousand: giving their memory back to the kernel each time costs
     // more than running them.
     for variable in ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"] {
         command.env(variable, "1073741824");
-    }
-    if pass.iter().any(|arg| arg == "--canaries") {
-        workspace::build_apart(&mut command, "canary", "--cfg canary");
     }
     command
 }

@@ -62,6 +62,12 @@ pub(crate) fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Comma
     command
 }
 
+/// `cargo SUBCOMMAND` for the whole workspace with the switch for planted bugs: all steps of the tests
+/// have one set of features, so that none compiles what another has compiled.
+pub(crate) fn cargo_for_tests(subcommand: &str) -> Command {
+    cargo([subcommand, "--workspace", "--features", "firn/planted"])
+}
+
 /// A program as it is packaged, built with the profile `dist`: what is measured.
 pub(crate) fn packaged(program: &str) -> PathBuf {
     target().join("dist").join(program)

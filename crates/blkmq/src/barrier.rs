@@ -42,7 +42,7 @@ impl Barrier {
     /// sandbox, refuses the call. Only this constructor makes one, so the process is registered.
     pub fn membarrier() -> Option<Barrier> {
         static REGISTERED: OnceLock<bool> = OnceLock::new();
-        if cfg!(any(loom, shuttle)) {
+        if cfg!(any(feature = "loom", feature = "shuttle")) {
             return None;
         }
         REGISTERED
@@ -105,7 +105,7 @@ fn membarrier(command: libc::c_int) -> i64 {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0u32, 0i32) }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
 #[allow(
     clippy::disallowed_methods,
     reason = "tests drive both sides with threads"

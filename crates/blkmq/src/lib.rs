@@ -121,7 +121,7 @@ mod gate;
 mod hw_queue;
 pub mod io;
 mod may_block;
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 mod models;
 mod queue;
 mod quiesce;

@@ -10,7 +10,7 @@
     clippy::disallowed_types,
     reason = "tests drive the core with threads and clocks"
 )]
-#![cfg(not(any(loom, shuttle)))]
+#![cfg(not(any(feature = "loom", feature = "shuttle")))]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};

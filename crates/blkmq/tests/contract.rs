@@ -4,7 +4,7 @@
     clippy::disallowed_types,
     reason = "tests drive the core with threads and clocks"
 )]
-#![cfg(not(any(loom, shuttle)))]
+#![cfg(not(any(feature = "loom", feature = "shuttle")))]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
 use std::future::Future;

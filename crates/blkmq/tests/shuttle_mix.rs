@@ -10,7 +10,7 @@
     clippy::disallowed_types,
     reason = "tests drive the core with threads and clocks"
 )]
-#![cfg(shuttle)]
+#![cfg(feature = "shuttle")]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
 use std::sync::Arc;

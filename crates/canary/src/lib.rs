@@ -1,7 +1,7 @@
 //! Canaries: bugs planted on purpose, so that tests can prove that they would see the real ones.
 //!
 //! Owns the one switch for all of them. Code asks [`active!`] at the place of the bug; that is the
-//! constant `false` unless the asking crate is built with `--cfg canary` or as its own test, so
+//! constant `false` unless the asking crate is built as its own test or this one with the feature `planted`, so
 //! nothing of a canary reaches a program that ships. One build serves all canaries: which of them
 //! is on is chosen at run time, for a thread ([`plant`], [`with`]) or by the environment variable
 //! [`VARIABLE`] for the whole process. The tests that look for canaries keep the list of their names.
@@ -16,21 +16,24 @@ use std::sync::OnceLock;
 pub const VARIABLE: &str = "FIRN_CANARY";
 
 thread_local! {
-    static PLANTED: Cell<Option<&'static str>> = const { Cell::new(None) };
+    static OF_THREAD: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// Whether the canary of this name is planted here. Always false outside tests and builds with
-/// `--cfg canary`.
+/// Whether canaries can be planted in every crate of this build, not only in the one under test.
+pub const PLANTED: bool = cfg!(feature = "planted");
+
+/// Whether the canary of this name is planted here. Always false outside tests and builds with the
+/// feature `planted`.
 #[macro_export]
 macro_rules! active {
     ($name:literal) => {
-        cfg!(any(test, canary)) && $crate::is_active($name)
+        (cfg!(test) || $crate::PLANTED) && $crate::is_active($name)
     };
 }
 
 /// Plants a canary for this thread, or none.
 pub fn plant(name: Option<&'static str>) {
-    PLANTED.set(name);
+    OF_THREAD.set(name);
 }
 
 /// Runs `work` with a canary planted for this thread.
@@ -54,7 +57,7 @@ pub fn of_process() -> Option<&'static str> {
 
 /// What [`active!`] asks; code that ships calls only the macro.
 pub fn is_active(name: &str) -> bool {
-    PLANTED.get().or_else(of_process) == Some(name)
+    OF_THREAD.get().or_else(of_process) == Some(name)
 }
 
 /// The canaries that Rust sources below `folder` ask for and `listed` lacks: a canary that nobody

@@ -116,7 +116,7 @@ pub mod wire;
 mod worker;
 
 // In test builds only: unit tests, because only those are built with canaries.
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 #[path = "../tests/sim/mod.rs"]
 mod sim;
 

@@ -125,7 +125,7 @@ impl Link {
         self.decoder.set_limits(limits);
     }
 
-    #[cfg(any(test, canary))]
+    #[cfg(test)]
     pub(crate) fn message_begun(&self) -> bool {
         self.decoder.message_begun()
     }

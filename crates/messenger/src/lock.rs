@@ -13,9 +13,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::time::Instant;
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::sync as imp;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use std::sync as imp;
 
 use crate::lockcheck::HeldMark;

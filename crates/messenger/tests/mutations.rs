@@ -4,7 +4,7 @@
     clippy::disallowed_types,
     reason = "tests use sockets, threads and clocks"
 )]
-#![cfg(not(loom))]
+#![cfg(not(feature = "loom"))]
 
 #[path = "support/fuzz.rs"]
 mod fuzz;

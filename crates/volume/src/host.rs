@@ -178,7 +178,7 @@ impl Host {
     }
 
     /// For the models, whose clock stands still: lets so much time pass.
-    #[cfg(all(test, shuttle))]
+    #[cfg(all(test, feature = "shuttle"))]
     pub(crate) fn pass_time(&self, ns: u64) {
         let mut now = self.jobs.now();
         now.mono_ns += ns;

@@ -61,7 +61,7 @@ mod jobs;
 mod lock;
 mod log;
 mod map;
-#[cfg(all(test, shuttle))]
+#[cfg(all(test, feature = "shuttle"))]
 mod models;
 pub mod object;
 mod options;

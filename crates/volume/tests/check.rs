@@ -1,6 +1,6 @@
 //! The check of a store (S8): what is damaged is named with what it costs, and what is whole never is.
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -189,7 +189,7 @@ fn names_that_are_not_there_and_stores_that_say_nothing_are_errors_in_words() {
     assert_eq!(found.damage[0].object, root_key("child"));
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
     support::each_is_seen(&[

@@ -1,6 +1,6 @@
 //! The garbage collector under the engine (S9): what nothing reaches goes in a later pass, and nothing else ever.
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -365,7 +365,7 @@ fn a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_
     world.sync(&mute);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
     support::each_is_seen(&[

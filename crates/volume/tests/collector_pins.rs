@@ -1,6 +1,6 @@
 //! Pins under the collector (S9): what a fork or a restore is about to name stays until its root does, and not longer.
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -223,7 +223,7 @@ fn what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes()
     }
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
     support::each_is_seen(&[

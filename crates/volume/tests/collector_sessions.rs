@@ -1,6 +1,6 @@
 //! Sessions under the collector (S9): what a host brought and has named nowhere yet stays, whoever ends its session.
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -98,7 +98,7 @@ fn a_copy_ends_the_session_of_a_poisoned_host(before: bool) {
     assert_eq!(elsewhere.read_fill(&theirs, 0, 4096), 99);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
     support::each_is_seen(&[

@@ -1,7 +1,7 @@
 //! A host's directory was copied, and the copy left nothing in the host's log by which it would be known:
 //! its own log was poisoned, so what it had went to the roots alone.
 //!
-//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+//! With the feature `planted` each of these tests also runs with the bug that it is there for.
 
 mod support;
 
@@ -72,7 +72,7 @@ fn a_take_over_from_a_copy_that_was_cut_short_behind_its_claim_mixes_no_historie
     assert!(kept.len() == 1 && kept[0].extents > 0, "{kept:?}");
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[(

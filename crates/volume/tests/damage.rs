@@ -1,7 +1,7 @@
 //! What is damaged or gone costs its own range and nothing else: a block of the log, a pack, an object
 //! of the index. And what footers alone say about packs that no root ever named.
 //!
-//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+//! With the feature `planted` each of these tests also runs with the bug that it is there for.
 
 mod support;
 
@@ -309,7 +309,7 @@ fn footers_alone_tell_what_a_fenced_host_left_from_what_its_successor_wrote() {
     }
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

@@ -363,7 +363,7 @@ fn a_recovered_tail_is_uploaded_at_once() {
     check_four_slices(&mut world, &volume);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

@@ -1,6 +1,6 @@
 //! Folding, and opening what was folded: beside the uploads, by nodes and pages, at the cost of what changed.
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -525,7 +525,7 @@ fn on_a_poisoned_log_nothing_is_folded_since_no_record_can_name_it() {
     assert_eq!(there.read_fill(&volume, 0, 4096), 5);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

@@ -1,6 +1,6 @@
 //! Forks: volumes that begin as others were, share their objects, and go their own ways (S6).
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 

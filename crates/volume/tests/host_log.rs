@@ -1,7 +1,7 @@
 //! The host's log under the engine: what of it an outage, a stop or a damaged object of one volume may
 //! hold up, and what never.
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -623,7 +623,7 @@ fn an_own_volume_opens_though_the_log_of_another_host_is_not_answered() {
     }
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

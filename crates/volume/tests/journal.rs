@@ -131,7 +131,7 @@ fn a_log_set_back_while_its_rings_stayed_is_refused() {
     );
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

@@ -1,6 +1,6 @@
 //! Tails that are kept for rescue: what a log holds of a volume that went on without it, and forks of them.
 //!
-//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+//! With the feature `planted` each of these tests also runs with the bug that it is there for.
 
 mod support;
 
@@ -323,7 +323,7 @@ fn a_volume_that_turned_out_to_be_anothers_at_its_close_is_not_waited_for() {
     a_fence_learned_at_a_close_lasts();
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

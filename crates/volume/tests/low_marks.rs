@@ -1,7 +1,7 @@
 //! What of a host's log stays in the store: records that no root needs any more go, what a root needs never does,
 //! and what is named nowhere yet lies above the floor.
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -275,7 +275,7 @@ fn a_host_whose_claim_was_outrun_does_not_take_records_that_went_for_a_loss() {
     assert_eq!(other.read_fill(&theirs, 8 * 39, 4096), 1);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 mod planted {
     use super::*;
 

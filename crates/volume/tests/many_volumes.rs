@@ -237,7 +237,7 @@ fn a_shared_pack_that_is_gone_or_damaged_costs_what_it_holds_and_nothing_else() 
     );
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

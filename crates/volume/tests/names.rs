@@ -1,6 +1,6 @@
 //! Names of packs and index objects: who wrote one, and how whoever reads it finds that out.
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -120,7 +120,7 @@ fn starts_on_a_poisoned_log_use_no_name_twice() {
     assert_ne!(names[0], names[1]);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

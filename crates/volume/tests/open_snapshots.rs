@@ -1,6 +1,6 @@
 //! Snapshots that are served: read-only, and for as long as they have it the bytes that they had (S6).
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -188,7 +188,7 @@ fn a_snapshot_that_was_deleted_is_not_opened() {
     done(&mut world, &fork);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_of_open_snapshots_is_seen() {
     support::each_is_seen(&[

@@ -324,7 +324,7 @@ fn the_cleaner_moves_nothing_of_a_slice_on_its_way() {
     }
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

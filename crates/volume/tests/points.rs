@@ -1,6 +1,6 @@
 //! Points in time that wait for the store: few of a volume, and not for longer than the store is waited for (S10).
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -126,7 +126,7 @@ fn snapshots_that_overlap_without_a_gap_do_not_starve_folds() {
     snapshots_without_a_gap_leave_room_for_folds();
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_of_points_is_seen() {
     support::each_is_seen(&[

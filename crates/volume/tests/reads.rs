@@ -303,7 +303,7 @@ fn a_pack_that_is_shorter_than_its_index_says_fails_reads_of_what_is_missing_alo
     read_through(&mut world, &volume, &bytes, rest, CHUNK);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

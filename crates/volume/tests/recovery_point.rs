@@ -80,7 +80,7 @@ fn a_write_over_the_end_of_a_segment_is_no_older_than_it_is() {
     assert!(age_ms < 200, "{age_ms}");
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

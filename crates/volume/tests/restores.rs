@@ -1,6 +1,6 @@
 //! Restores: a volume set back to one of its snapshots, what it held kept as another (S6).
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -335,7 +335,7 @@ fn an_old_owner_of_a_volume_that_was_set_back_stores_and_acknowledges_nothing_mo
     assert_eq!(fills(&mut taker, &kept), [1, 2, 0]);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_of_restores_is_seen() {
     support::each_is_seen(&[

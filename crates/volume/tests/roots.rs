@@ -1,7 +1,7 @@
 //! One line of roots: whose commits enter a volume, and what is said when the store has another root
 //! than this host wrote last.
 //!
-//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+//! With the feature `planted` each of these tests also runs with the bug that it is there for.
 
 mod support;
 
@@ -586,7 +586,7 @@ fn a_volume_that_a_poisoned_log_gives_back_again_and_again_goes_on_from_the_same
     assert_eq!(two.read_fill(&volume, 0, 4096), 1);
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

@@ -1,7 +1,7 @@
 //! A server that is killed again and again, each time before all that its log held is in the store.
 //!
 //! A life ends after so many round trips to disk and store: what is judged does not depend on how
-//! fast they are. With `--cfg canary` each of these tests also runs with the bug that it is there for.
+//! fast they are. With the feature `planted` each of these tests also runs with the bug that it is there for.
 
 mod support;
 
@@ -215,7 +215,7 @@ fn layers_whose_bytes_are_gone_are_found_with_those_that_hide_them() {
     }
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[(

@@ -1,6 +1,6 @@
 //! Snapshots: a volume as it was at one moment, for ever (S6).
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 mod support;
 
@@ -441,7 +441,7 @@ fn a_snapshot_of_which_any_answer_is_lost_is_made_or_refused() {
     assert!(made[23], "{made:?}");
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_of_snapshots_is_seen() {
     support::each_is_seen(&[

@@ -1,6 +1,6 @@
 //! What a volume says of a range without reading it: never that something is a hole which is not.
 //!
-//! With `--cfg canary` the first of these tests also runs with the bug that it is there for.
+//! With the feature `planted` the first of these tests also runs with the bug that it is there for.
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
@@ -173,7 +173,7 @@ fn a_range_outside_the_volume_is_refused_and_a_prefetch_within_it_is_not() {
     assert!(matches!(step, Step::Read(_)), "was not fetched: {step:?}");
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[(

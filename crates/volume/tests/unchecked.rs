@@ -1,6 +1,6 @@
 //! Volumes that are served before the store has said that they are still this host's.
 //!
-//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+//! With the feature `planted` each of these tests also runs with the bug that it is there for.
 
 mod support;
 
@@ -650,7 +650,7 @@ fn a_log_that_is_poisoned_while_a_volume_is_unchecked_gives_up_nothing_that_was_
     }
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[

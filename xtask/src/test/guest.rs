@@ -270,14 +270,15 @@ fn build(boots: &[Boot], only: &[String]) -> Result<Vec<(String, PathBuf)>, Fail
     names.retain(|name| boots.iter().any(|boot| boot.runs(name)));
     let examples = test_programs(&workspace::root().join(EXAMPLES));
     if !examples.is_empty() {
-        // The whole workspace, so that features are those of all the other steps.
-        let mut command = workspace::cargo(["build", "--quiet", "--workspace"]);
+        let mut command = workspace::cargo_for_tests("build");
+        command.arg("--quiet");
         for name in &examples {
             command.args(["--example", name]);
         }
         process::run(&mut command)?;
     }
-    let mut command = workspace::cargo(["test", "--quiet", "--workspace", "--no-run"]);
+    let mut command = workspace::cargo_for_tests("test");
+    command.args(["--quiet", "--no-run"]);
     for name in &names {
         command.args(["--test", name]);
     }

@@ -193,8 +193,8 @@ fn source_steps() -> Vec<Step> {
             output: Output::Tests,
             limit: minutes(10),
             run: Box::new(|_| {
-                let mut doc = workspace::cargo(["test", "--workspace", "--doc", "--no-fail-fast"]);
-                doc.args(["--", "--show-output"]);
+                let mut doc = workspace::cargo_for_tests("test");
+                doc.args(["--doc", "--no-fail-fast", "--", "--show-output"]);
                 Kind::Commands(vec![doc])
             }),
         },
@@ -210,8 +210,8 @@ fn soak_step() -> Step {
         output: Output::GuestStatus,
         limit: minutes(15),
         run: Box::new(|times| {
-            // The whole workspace, so that this is the binary of the other guests.
-            let build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
+            let mut build = workspace::cargo_for_tests("build");
+            build.args(["--quiet", "--bin", "firn"]);
             let program = workspace::target().join("debug/firn");
             let soak = std::env::current_exe().map(|myself| {
                 let mut soak = Command::new(myself);
@@ -253,8 +253,8 @@ fn package_step() -> Step {
             let Ok(myself) = std::env::current_exe() else {
                 return skipped("this program does not know its own path");
             };
-            // The whole workspace, so that this is the binary of the end-to-end tests.
-            let build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
+            let mut build = workspace::cargo_for_tests("build");
+            build.args(["--quiet", "--bin", "firn"]);
             let mut package = Command::new(myself);
             package.args(["package", "--trial", "--program"]);
             package.arg(workspace::target().join("debug/firn"));
@@ -308,21 +308,6 @@ fn proof_steps() -> Vec<Step> {
 }
 
 fn simulator_steps() -> Vec<Step> {
-    let mut steps = world_steps();
-    // Behind the simulator's own: they share a build.
-    steps.push(Step {
-        name: "engine-canaries",
-        what: "bugs planted in the engine that its own tests must see, each with the test that does",
-        quick: false,
-        background: false,
-        output: Output::Tests,
-        limit: minutes(20),
-        run: Box::new(|_| Kind::Commands(vec![engine_canaries()])),
-    });
-    steps
-}
-
-fn world_steps() -> Vec<Step> {
     vec![
         Step {
             name: "sim-seeds",
@@ -389,10 +374,10 @@ fn tidy_counts() -> Counts {
     counts
 }
 
-/// `cargo test` for the whole workspace: one set of features, so that nothing is compiled twice,
-/// whichever programs are then run.
 fn workspace_tests() -> Command {
-    workspace::cargo(["test", "--workspace", "--no-fail-fast"])
+    let mut tests = workspace::cargo_for_tests("test");
+    tests.arg("--no-fail-fast");
+    tests
 }
 
 fn crate_tests() -> Command {
@@ -449,14 +434,6 @@ fn model_commands(package: &str, messenger_seeds: u64) -> Kind {
 fn simulator(arguments: &[&str]) -> Kind {
     let arguments: Vec<_> = arguments.iter().map(Into::into).collect();
     Kind::Commands(vec![sim::command(&arguments)])
-}
-
-fn engine_canaries() -> Command {
-    let mut tests = workspace::cargo(["test", "--profile", "sim", "-p", "volume"]);
-    tests.args(["--lib", "--tests", "each_planted"]);
-    tests.args(["--", "--show-output"]);
-    workspace::build_apart(&mut tests, "canary", "--cfg canary");
-    tests
 }
 
 /// The targets are built here, and only run by the step's commands.

@@ -402,7 +402,7 @@ mod tests {
             fn f<'a>(c: char) -> impl Sized + use<'a> { c == '"' || c == '\'' }
             #[cfg(test)]
             use crate::e;
-            #[cfg(all(test, not(loom)))]
+            #[cfg(all(test, not(feature = "loom")))]
             mod tests { use crate::f; }
             #[cfg(not(test))]
             use crate::g;

@@ -69,7 +69,7 @@ impl Decoder {
     }
 
     /// Whether a message's header was received and its payload not yet, for a canary.
-    #[cfg(any(test, canary))]
+    #[cfg(test)]
     pub(crate) fn message_begun(&self) -> bool {
         matches!(&self.stage, Stage::Tail { preamble, .. } if preamble.tag == super::Tag::Message)
     }

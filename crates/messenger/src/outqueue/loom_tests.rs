@@ -1,7 +1,6 @@
 //! Every interleaving of senders, worker and close, by loom.
 //!
-//! Run: `RUSTFLAGS="--cfg loom" cargo test -p messenger --lib loom --profile sim
-//! --target-dir target/loom`.
+//! Run: `cargo test -p messenger --features loom --lib loom_ --profile sim`.
 
 use std::sync::Arc;
 

@@ -381,7 +381,7 @@ impl Session {
 
     /// Only for a canary: counts a message whose payload is still on the way.
     fn count_too_early(&mut self) {
-        #[cfg(any(test, canary))]
+        #[cfg(test)]
         if canary::active!("ack_before_in_order_receipt")
             && let Some(io) = self.link.as_ref().and_then(|l| l.io.as_ref())
             && io.message_begun()

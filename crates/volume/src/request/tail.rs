@@ -95,7 +95,7 @@ pub(crate) struct Inner {
     pub(crate) slice_bytes: u64,
     pub(crate) ages: Ages,
     /// The planted bug's entry that is written one commit too late.
-    #[cfg(canary)]
+    #[cfg(feature = "planted")]
     pub(crate) late: Option<Entry>,
 }
 
@@ -286,7 +286,7 @@ impl Tail {
         let Some(ring) = &inner.ring else {
             return Ok(());
         };
-        #[cfg(canary)]
+        #[cfg(feature = "planted")]
         if let Some(late) = inner.late {
             ring.write(&late);
         }
@@ -539,7 +539,7 @@ impl Tail {
         generation: u32,
     ) {
         let lsn = inner.newest.next();
-        #[cfg_attr(not(canary), allow(unused_mut, reason = "the planted bug swaps it"))]
+        #[cfg_attr(not(feature = "planted"), allow(unused_mut, reason = "the planted bug swaps it"))]
         let mut entry = Some(Entry {
             lsn,
             span,
@@ -547,7 +547,7 @@ impl Tail {
             generation,
         });
         if canary::active!("ack_before_ring_entry") {
-            #[cfg(canary)]
+            #[cfg(feature = "planted")]
             std::mem::swap(&mut entry, &mut inner.late);
         }
         if let (Some(ring), Some(entry)) = (&inner.ring, entry) {

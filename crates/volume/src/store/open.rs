@@ -82,7 +82,7 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         small_top_due_ns: 0,
         slice_bytes: u64::MAX,
         ages: Ages::default(),
-        #[cfg(canary)]
+        #[cfg(feature = "planted")]
         late: None,
     };
     let tail = Tail::new(id, found.name, found.rescue, inner, found.stored);

@@ -29,7 +29,7 @@ pub(crate) use {
 };
 
 /// Runs each test with the bug that it must see.
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 pub(crate) fn each_is_seen(planted: &[(&'static str, fn())]) {
     let is_unseen = |(name, test): &&(&'static str, fn())| {
         std::panic::catch_unwind(|| canary::with(name, *test)).is_ok()
