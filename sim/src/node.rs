@@ -397,7 +397,7 @@ impl Node {
         self.unchecked.retain(|volume, device| {
             let is_unchecked = device.is_unchecked();
             if !is_unchecked {
-                events.push(NodeEvent::Checked(*volume, device.serving().is_ok()));
+                events.push(NodeEvent::Checked(*volume, device.check_serving().is_ok()));
             }
             is_unchecked
         });
@@ -425,7 +425,7 @@ impl Node {
         for volume in self.open.values() {
             let (name, marks) = (volume.info().name, volume.watermarks());
             let (newest, stored) = (marks.acked.lsn.0, marks.stored.lsn.0);
-            let (serving, error) = (volume.serving(), volume.upload_error());
+            let (serving, error) = (volume.check_serving(), volume.upload_error());
             text.push_str(&format!(
                 "\n    {name}: commits to {newest}, stored to {stored}, {serving:?}, upload error {error:?}"
             ));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::rng::Rng;
 use volume::units::HostId;
-use volume::{RingId, RingRegion, Rings, RingsAside};
+use volume::{RetainedRings, RingId, RingRegion, Rings};
 
 /// One region of words.
 #[derive(Debug)]
@@ -148,9 +148,9 @@ impl Rings for RingDir {
     }
 
     /// Nobody looks into what was put aside here.
-    fn set_aside(&self, ring: RingId) -> Result<RingsAside, String> {
+    fn set_aside(&self, ring: RingId) -> Result<RetainedRings, String> {
         let region = self.map().remove(&ring);
-        Ok(RingsAside {
+        Ok(RetainedRings {
             place: "aside".into(),
             count: 1,
             bytes: region.map_or(0, |region| region.0.len() as u64 * 8),

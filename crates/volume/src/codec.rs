@@ -5,7 +5,7 @@
 
 /// The bytes ended before the structure did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Truncated;
+pub struct TruncatedInput;
 
 /// Appends integers and byte strings.
 #[derive(Debug, Default)]
@@ -88,35 +88,35 @@ impl<'a> Reader<'a> {
         self.bytes.len()
     }
 
-    pub(crate) fn raw(&mut self, len: usize) -> Result<&'a [u8], Truncated> {
-        let (head, tail) = self.bytes.split_at_checked(len).ok_or(Truncated)?;
+    pub(crate) fn raw(&mut self, len: usize) -> Result<&'a [u8], TruncatedInput> {
+        let (head, tail) = self.bytes.split_at_checked(len).ok_or(TruncatedInput)?;
         self.bytes = tail;
         Ok(head)
     }
 
-    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Truncated> {
-        let (head, tail) = self.bytes.split_first_chunk::<N>().ok_or(Truncated)?;
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], TruncatedInput> {
+        let (head, tail) = self.bytes.split_first_chunk::<N>().ok_or(TruncatedInput)?;
         self.bytes = tail;
         Ok(*head)
     }
 
-    pub(crate) fn u8(&mut self) -> Result<u8, Truncated> {
+    pub(crate) fn u8(&mut self) -> Result<u8, TruncatedInput> {
         Ok(self.array::<1>()?[0])
     }
 
-    pub(crate) fn u16(&mut self) -> Result<u16, Truncated> {
+    pub(crate) fn u16(&mut self) -> Result<u16, TruncatedInput> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, Truncated> {
+    pub(crate) fn u32(&mut self) -> Result<u32, TruncatedInput> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, Truncated> {
+    pub(crate) fn u64(&mut self) -> Result<u64, TruncatedInput> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    pub(crate) fn text(&mut self) -> Result<String, Truncated> {
+    pub(crate) fn text(&mut self) -> Result<String, TruncatedInput> {
         let len = usize::from(self.u16()?);
         Ok(String::from_utf8_lossy(self.raw(len)?).into_owned())
     }

@@ -18,7 +18,7 @@ use crate::log::committer::Committer;
 use crate::log::layout::{Layout, Superblock};
 use crate::log::ring::{Ring, RingId, Rings, TailId, region_words};
 use crate::log::segments::Segments;
-use crate::log::session::{Boot, Sessions};
+use crate::log::session::{BootId, Sessions};
 use crate::options::Options;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
@@ -42,7 +42,7 @@ pub(crate) struct Parts {
     pub(crate) layout: Layout,
     pub(crate) host: HostId,
     pub(crate) label: String,
-    pub(crate) boot: Boot,
+    pub(crate) boot: BootId,
     pub(crate) sessions: Sessions,
     pub(crate) log_state: LogState,
     pub(crate) segments: Segments,
@@ -57,7 +57,7 @@ pub(crate) struct Engine {
     pub(crate) layout: Layout,
     pub(crate) host: HostId,
     pub(crate) label: String,
-    boot: Boot,
+    boot: BootId,
     /// This session of the log and those before it: durable before anything else may see the host.
     pub(crate) sessions: Sessions,
     /// This host's log in the store.
@@ -143,7 +143,7 @@ impl Engine {
             }),
         };
         let names = Arc::<SessionTable>::default();
-        let known = names.learn([session_name, unrecorded.session()]);
+        let known = names.register([session_name, unrecorded.session()]);
         debug_assert!(known.is_ok(), "their bits are drawn");
         Engine {
             layout,
@@ -197,7 +197,7 @@ impl Engine {
         self.stopping.store(true, Ordering::Release);
     }
 
-    pub(crate) fn boot(&self) -> Boot {
+    pub(crate) fn boot_id(&self) -> BootId {
         self.boot
     }
 
@@ -270,7 +270,7 @@ impl Engine {
     }
 
     /// The committer, once recovery is over.
-    pub(crate) fn begun_committer(&self) -> Option<&Committer> {
+    pub(crate) fn committer_after_recovery(&self) -> Option<&Committer> {
         self.committer.get()
     }
 
@@ -322,20 +322,20 @@ impl Engine {
         self.extents.load(Ordering::Relaxed) < self.layout.extents_max()
     }
 
-    fn draw(&self) -> [u8; 32] {
+    fn random_bytes(&self) -> [u8; 32] {
         let counter = self.drawn.fetch_add(1, Ordering::Relaxed);
         *blake3::keyed_hash(&self.entropy, &counter.to_le_bytes()).as_bytes()
     }
 
     pub(crate) fn next_nonce(&self) -> u64 {
         let mut word = [0; 8];
-        word.copy_from_slice(&self.draw()[..8]);
+        word.copy_from_slice(&self.random_bytes()[..8]);
         u64::from_le_bytes(word)
     }
 
     pub(crate) fn next_volume_id(&self) -> VolumeId {
         let mut id = [0; 16];
-        id.copy_from_slice(&self.draw()[..16]);
+        id.copy_from_slice(&self.random_bytes()[..16]);
         VolumeId(id)
     }
 
@@ -343,8 +343,8 @@ impl Engine {
     pub(crate) fn next_object(&self) -> UnnamedObject {
         let is_poisoned = self.poisoned.load(Ordering::Acquire);
         match is_poisoned && !canary::active!("poisoned_packs_are_of_a_session") {
-            true => self.unrecorded.draw(),
-            false => self.unnamed.draw(),
+            true => self.unrecorded.allocate(),
+            false => self.unnamed.allocate(),
         }
     }
 

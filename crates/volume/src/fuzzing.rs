@@ -310,7 +310,7 @@ fn host_log_models() -> Vec<Vec<u8>> {
         parent: VOLUME,
         child: VolumeId([8; 16]),
         writer: session_name(),
-        root: some_root(),
+        root: sample_root(),
     };
     vec![
         record(Content::Slices(slices)).encode(),
@@ -321,7 +321,7 @@ fn host_log_models() -> Vec<Vec<u8>> {
 }
 
 /// A root with a predecessor and a delta.
-fn some_root() -> Root {
+fn sample_root() -> Root {
     Root {
         volume: VOLUME,
         name: "demo".into(),
@@ -389,7 +389,7 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let page = Page::new(0, &names(), chunks).expect("a known session");
     let page = page::encode_page(VOLUME, &page);
     let page_body = zstd::bulk::decompress(&page[48..], 1 << 20).expect("it was just written");
-    let root = some_root().encode();
+    let root = sample_root().encode();
     vec![
         ("pack", pack.bytes[entries].to_vec()),
         ("pack", pack.bytes),

@@ -15,7 +15,7 @@ use crate::log::entry::Entry;
 use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record, TailRecord};
 use crate::log::layout::{SegmentHeader, Superblock};
 use crate::log::ring::{HeapRegion, Ring, RingId, RingRegion, TailId};
-use crate::log::session::{Boot, Sessions};
+use crate::log::session::{BootId, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::extensions::{Extension, Extensions};
@@ -49,7 +49,7 @@ macro_rules! fixture {
 
 /// `same` tells whether bytes still decode to what the fixture stands for. Bytes in `ignored`
 /// may be anything: the document says that readers do not look at them.
-fn every_byte_matters(bytes: &[u8], ignored: &[usize], same: impl Fn(&[u8]) -> bool) {
+fn assert_every_byte_is_checked(bytes: &[u8], ignored: &[usize], same: impl Fn(&[u8]) -> bool) {
     assert!(same(bytes));
     for at in (0..bytes.len()).filter(|at| !ignored.contains(at)) {
         let mut changed = bytes.to_vec();
@@ -129,7 +129,7 @@ fn the_superblock_is_as_documented() {
         poisoned: true,
     };
     assert!(value.encode() == bytes);
-    every_byte_matters(&bytes[..56], &[], |bytes| {
+    assert_every_byte_is_checked(&bytes[..56], &[], |bytes| {
         Superblock::decode(bytes) == Ok(Some(value))
     });
 }
@@ -143,7 +143,7 @@ fn the_segment_header_is_as_documented() {
         generation: 9,
     };
     assert!(value.encode() == bytes);
-    every_byte_matters(&bytes[..48], &[], |bytes| {
+    assert_every_byte_is_checked(&bytes[..48], &[], |bytes| {
         SegmentHeader::generation(bytes, host(), 3) == Some(9)
     });
 }
@@ -172,13 +172,13 @@ fn region(bytes: &[u8]) -> Arc<HeapRegion> {
 #[test]
 fn the_index_ring_is_as_documented() {
     let bytes = fixture!("ring");
-    let (id, boot) = (ring_id(Some(tail())), Boot::new(&[0xb0; 16]));
+    let (id, boot) = (ring_id(Some(tail())), BootId::new(&[0xb0; 16]));
     let found = |bytes: &[u8]| {
         let ring = Ring::open_existing(region(bytes), &id, boot)?;
         let entries = [ring.read(Lsn(5))?, ring.read(Lsn(6))?];
         Some((ring.durable(), ring.requires_check(), entries))
     };
-    every_byte_matters(&bytes, &[], |bytes| {
+    assert_every_byte_is_checked(&bytes, &[], |bytes| {
         found(bytes) == Some((Lsn(4), false, entries()))
     });
     let empty = Arc::new(HeapRegion::new(bytes.len() / 8));
@@ -203,10 +203,10 @@ fn the_index_ring_is_as_documented() {
 #[test]
 fn the_region_of_a_session_is_as_documented() {
     let bytes = fixture!("ring_session");
-    let (id, boot) = (ring_id(None), Boot::new(&[0xb0; 16]));
+    let (id, boot) = (ring_id(None), BootId::new(&[0xb0; 16]));
     // Of frames, and of a tail's service, a session's own region says nothing.
     let ignored: Vec<usize> = (104..120).collect();
-    every_byte_matters(&bytes, &ignored, |bytes| {
+    assert_every_byte_is_checked(&bytes, &ignored, |bytes| {
         Ring::open_existing(region(bytes), &id, boot).is_some_and(|ring| !ring.is_poisoned())
     });
     let made = Arc::new(HeapRegion::new(bytes.len() / 8));
@@ -240,8 +240,8 @@ fn frames_and_their_records_are_as_documented() {
             },
         })
     };
-    let first = Sessions::default().begin(0x0102, Boot(1), false);
-    let sessions = first.begin(0x0304, Boot::new(&[0xb0; 16]), true);
+    let first = Sessions::default().begin(0x0102, BootId(1), false);
+    let sessions = first.begin(0x0304, BootId::new(&[0xb0; 16]), true);
     let records = vec![
         Record::Sessions(sessions),
         state(tail(), "demo", 4, [false, true, false]),
@@ -264,7 +264,7 @@ fn frames_and_their_records_are_as_documented() {
     // The reserved word of the header is outside the checksum.
     let ignored: Vec<usize> = (56..64).collect();
     let length = u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
-    every_byte_matters(&bytes[..64 + length], &ignored, |bytes| {
+    assert_every_byte_is_checked(&bytes[..64 + length], &ignored, |bytes| {
         matches!(frame::decode(bytes, host()), FrameParse::Frame(found) if found.records == records
             && (found.lap, found.number, found.bytes) == (lap, 0, 4096)
             && found.begins_checkpoint && found.ends_checkpoint && !found.round)
@@ -291,7 +291,7 @@ fn the_frame_of_a_group_commit_is_as_documented() {
     assert_eq!((found.lap, found.number), (lap, 3));
 }
 
-fn noise() -> Vec<u8> {
+fn random_bytes() -> Vec<u8> {
     (0..512_u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect()
@@ -319,7 +319,7 @@ fn packs_are_as_documented() {
         last: Lsn(9),
         lineage: [ancestor].into(),
     };
-    writer.add(&slice, Span::new(8, 1), Lsn(5), &noise());
+    writer.add(&slice, Span::new(8, 1), Lsn(5), &random_bytes());
     writer.add_zeroes(&second, Span::new(1 << 33, 1 << 32), Lsn(6));
     writer.add_damaged(&second, Span::new(40, 8), Lsn(8));
     let written = writer.finish();
@@ -327,7 +327,7 @@ fn packs_are_as_documented() {
     assert_eq!((written.footer_offset, written.footer_bytes), (528, 360));
     // Readers do not look at the header's reserved bytes.
     let ignored: Vec<usize> = (10..16).collect();
-    every_byte_matters(&bytes, &ignored, |bytes| {
+    assert_every_byte_is_checked(&bytes, &ignored, |bytes| {
         let Ok(footer) = pack::decode(bytes) else {
             return false;
         };
@@ -336,7 +336,7 @@ fn packs_are_as_documented() {
             _ => return false,
         };
         let is_named = (footer.session, footer.id) == (session(), OBJECT);
-        is_named && footer.sections == written.sections && content == Ok(noise())
+        is_named && footer.sections == written.sections && content == Ok(random_bytes())
     });
 }
 
@@ -350,7 +350,7 @@ fn compressed_chunks_are_as_documented() {
     let stored = &bytes[chunk.offset as usize..][..chunk.stored as usize];
     let mut content = vec![7; 512];
     content[0] = 1;
-    every_byte_matters(stored, &[], |stored| {
+    assert_every_byte_is_checked(stored, &[], |stored| {
         chunk.open(stored).as_ref() == Ok(&content)
     });
     assert_eq!((chunk.codec, chunk.origin), (Codec::Zstd, volume()));
@@ -390,7 +390,7 @@ fn index_pages_are_as_documented() {
             page.extents().eq(value.iter().cloned()) && page.sessions().eq([session()])
         })
     };
-    every_byte_matters(&bytes, &[], same);
+    assert_every_byte_is_checked(&bytes, &[], same);
     let extents = value
         .iter()
         .map(|(span, chunk, skip)| (*span, chunk, *skip));
@@ -411,7 +411,7 @@ fn index_nodes_are_as_documented() {
     };
     let pages = [(1024, at(0)), (2047, at(4096))];
     let value = Node::new(1, &names(), pages.into_iter()).expect("a known session");
-    every_byte_matters(&bytes, &[], |bytes| {
+    assert_every_byte_is_checked(&bytes, &[], |bytes| {
         node::decode_node(volume(), 1, bytes).as_ref() == Ok(&value)
     });
     let again = node::encode_node(volume(), &value);
@@ -483,7 +483,7 @@ fn roots_are_as_documented() {
         }]),
     };
     assert_eq!(value.encode(), bytes);
-    every_byte_matters(&bytes, &[], |bytes| {
+    assert_every_byte_is_checked(&bytes, &[], |bytes| {
         Root::decode(bytes).as_ref() == Ok(&value)
     });
 }

@@ -23,7 +23,7 @@ use crate::log::committer::{Committer, Journal};
 use crate::log::frame::Record;
 use crate::log::ring::{RingId, Rings, TailId};
 use crate::log::segments::SegmentCounts;
-use crate::log::session::Boot;
+use crate::log::session::BootId;
 use crate::options::Options;
 use crate::recover;
 use crate::recover::layering::RecoveredTail;
@@ -156,7 +156,7 @@ impl Host {
     /// The round of the group commit that is going on, if one is. A FLUSH waits for two at most.
     pub fn commit_round(&self) -> Option<u64> {
         let engine = self.engine.get()?;
-        engine.begun_committer()?.current_round()
+        engine.committer_after_recovery()?.current_round()
     }
 
     /// The outcome of a request, from any thread. An outcome without a waiter is dropped.
@@ -179,7 +179,7 @@ impl Host {
 
     /// For the models, whose clock stands still: lets so much time pass.
     #[cfg(all(test, feature = "shuttle"))]
-    pub(crate) fn pass_time(&self, ns: u64) {
+    pub(crate) fn advance_clock(&self, ns: u64) {
         let mut now = self.jobs.now();
         now.mono_ns += ns;
         self.tick(now);
@@ -469,7 +469,7 @@ async fn write_first_checkpoint(
                     let left = PreviousRings {
                         rings: &*engine.rings,
                         host: engine.host,
-                        boot: engine.boot(),
+                        boot: engine.boot_id(),
                         session,
                     };
                     left.poison(engine.tails().iter().map(|tail| tail.id()));
@@ -517,7 +517,7 @@ async fn start_engine(
     setup: Setup,
 ) -> Result<RecoveryReport, OpenError> {
     let port = Port(Arc::clone(&jobs));
-    let boot = Boot::new(&setup.boot_id);
+    let boot = BootId::new(&setup.boot_id);
     let hash = |what: &str| *blake3::keyed_hash(&setup.entropy, what.as_bytes()).as_bytes();
     let mut fresh = [0; 16];
     fresh.copy_from_slice(&hash("host")[..16]);

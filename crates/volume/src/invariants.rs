@@ -18,7 +18,7 @@ pub(crate) fn check(engine: &Engine) -> Result<(), String> {
         if inner.status == Status::Broken {
             return Ok(());
         }
-        let whole = inner.invariants(tail.framed());
+        let whole = inner.invariants(tail.framed_lsn());
         whole.map_err(|error| format!("tail {}: {error}", tail.name()))?;
         let dirty = count_named(engine, &inner, &mut named);
         let (share, name) = (tail.dirty_sectors(), tail.name());

@@ -78,13 +78,16 @@ fn a_pass_that_may_remove_nothing_has_failed_and_says_why() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
     let first = gc(&mut world);
-    assert!(first.garbage.objects > 0 && first.why_nothing_went().is_none());
+    assert!(first.garbage.objects > 0 && first.reason_nothing_was_removed().is_none());
     world.lasting.refuses_deletes = true;
     let before = packs(&world.lasting);
     for failures in 1..=2 {
         let found = gc(&mut world);
         assert!(found.failed.objects >= first.garbage.objects, "{found:?}");
-        let why = found.why_nothing_went().expect("not one went").to_owned();
+        let why = found
+            .reason_nothing_was_removed()
+            .expect("not one went")
+            .to_owned();
         assert!(
             why.starts_with("packs/") || why.starts_with("indexes/"),
             "{why}"

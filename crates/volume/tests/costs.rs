@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Lasting, World, noise, options, with_volume};
+use support::{Lasting, World, options, random_bytes, with_volume};
 
 #[test]
 fn deltas_are_folded_and_a_cold_block_costs_two_requests() {
@@ -63,7 +63,7 @@ fn a_cold_block_is_written_without_asking_the_store() {
     };
     let mut world = World::start(lasting);
     let volume = world.try_open("demo", true).expect("opened");
-    world.settle();
+    world.run_until_idle();
     world.lasting.store_requests.clear();
     world.write(&volume, 8, 2, 4096);
     world.write(&volume, 17, 3, 512);
@@ -95,7 +95,7 @@ fn what_was_written_in_sequence_is_read_cold_in_one_request_a_pack() {
     for block in 0..32 {
         assert_eq!(
             data[block * 4096..][..4096],
-            noise(block as u64 + 1, 4096),
+            random_bytes(block as u64 + 1, 4096),
             "{block}"
         );
     }

@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use blkmq::io::{Backend, Op, Step};
-use support::{Lasting, World, noise, options, waker};
+use support::{Lasting, World, options, random_bytes, waker};
 use volume::units::Lsn;
 use volume::{Options, Volume};
 
@@ -69,7 +69,7 @@ fn store_first_slice(world: &mut World, volume: &Volume) {
     world.sync(volume);
 }
 
-/// Writes part after part of 64 KiB of noise, each at its own place.
+/// Writes part after part of 64 KiB of random_bytes, each at its own place.
 fn write_parts(world: &mut World, volume: &Volume, parts: std::ops::Range<u64>) {
     for part in parts {
         write_noise(world, volume, part * 128, part);
@@ -88,7 +88,7 @@ fn write_four_slices(world: &mut World, volume: &Volume) {
 fn check_four_slices(world: &mut World, volume: &Volume) {
     for part in 0..16 {
         let found = world.read(volume, part * 128, 64 << 10);
-        assert!(found == noise(part, 64 * KIB), "part {part}");
+        assert!(found == random_bytes(part, 64 * KIB), "part {part}");
     }
 }
 
@@ -213,7 +213,7 @@ fn a_hot_set_of_several_slices_is_uploaded_once_and_not_once_a_slice() {
     let (mut world, volume) = from_the_store_alone(world);
     for part in 0..8 {
         let found = world.read(&volume, part * 128, 64 << 10);
-        assert!(found == noise(newest(part), 64 * KIB), "part {part}");
+        assert!(found == random_bytes(newest(part), 64 * KIB), "part {part}");
     }
 }
 
@@ -233,7 +233,7 @@ fn a_hot_set_that_grows_with_every_merge_of_it_is_cut_nevertheless() {
     let target = volume.newest();
     let answer = world.host.sync(&volume);
     for _ in 0..40 {
-        world.settle();
+        world.run_until_idle();
         write_slice(&mut world);
         world.do_held_merges();
     }
@@ -250,7 +250,7 @@ fn a_sync_hears_of_a_log_that_is_poisoned_while_a_hot_set_is_merged() {
     }
     world.hold_merges = true;
     let answer = world.host.sync(&volume);
-    world.settle();
+    world.run_until_idle();
     world.lasting.failing_syncs = 1;
     world.write(&volume, 0, 1, 4096);
     let flush = world.request(&volume, Op::Flush, &mut []);
@@ -292,7 +292,7 @@ fn each_published_slice_frees_its_part_of_the_log_at_once() {
 /// A writer that wants to write `offered` bytes a second of 16 KiB each, for so many seconds; how much
 /// it wrote in each of them, and for how many ticks of 10 ms it wrote nothing, at most, after the eighth.
 fn write_for(world: &mut World, volume: &Volume, seconds: u64, offered: u64) -> (Vec<u64>, usize) {
-    let block = noise(7, 16 * KIB);
+    let block = random_bytes(7, 16 * KIB);
     let (mut at, mut per_second) = (0, Vec::new());
     let (mut idle, mut longest) = (0, 0);
     for second in 0..seconds {
@@ -307,7 +307,7 @@ fn write_for(world: &mut World, volume: &Volume, seconds: u64, offered: u64) -> 
                 }
                 at += 16 * KIB / 512;
                 written += 16 * KIB;
-                world.settle();
+                world.run_until_idle();
             }
             world.pass(10);
             idle = if written > before { 0 } else { idle + 1 };

@@ -138,7 +138,7 @@ fn a_discard_of_a_whole_volume_costs_what_its_tombstone_costs() {
     fold(&mut world, &volume, 0);
     assert_eq!(root(&world).nodes.len(), 40);
     let (mut world, volume) = elsewhere(&world, options());
-    world.settle();
+    world.run_until_idle();
     world.lasting.store_requests.clear();
     for _ in 0..6 {
         let op = Op::Discard {
@@ -180,7 +180,7 @@ fn a_page_that_deltas_cover_is_not_loaded() {
         world.write(&volume, page * PAGE + 64, 2, 4096);
     }
     world.sync(&volume);
-    world.settle();
+    world.run_until_idle();
     world.lasting.store_requests.clear();
     fold(&mut world, &volume, 301 * PAGE);
     // That page which the rounds before changed in part.
@@ -262,7 +262,7 @@ fn a_footer_is_read_once_however_many_windows_a_fold_left_of_it() {
     let packs: BTreeSet<ObjectId> = deltas.iter().map(|delta| delta.pack).collect();
     assert!(deltas.len() >= 2 * packs.len(), "{deltas:?}");
     let (mut other, theirs) = elsewhere(&world, options());
-    other.settle();
+    other.run_until_idle();
     // Beside the footers, a node and pages: what can be folded now is folded.
     let reads = requests(&other, "range");
     assert!(

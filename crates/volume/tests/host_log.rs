@@ -158,7 +158,7 @@ fn a_spoilt_root_holds_up_its_own_volume_alone(spoil: fn(&mut Lasting, String), 
         Some(refused) => assert!(is_named && refused.is_err(), "{refused:?}"),
         None => assert!(!is_named, "nobody says why"),
     }
-    assert_eq!(other.serving(), Ok(()));
+    assert_eq!(other.check_serving(), Ok(()));
     assert!(other.watermarks().stored.lsn < volume::units::Lsn(2));
     world.lasting.failing_keys.clear();
     world.lasting.versions += 1;

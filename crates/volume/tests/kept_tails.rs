@@ -46,7 +46,7 @@ fn a_fork_that_uploads_holds_its_tail_and_not_the_volume_of_that_name() {
     let (mut one, kept, volume) = with_kept_tail();
     one.lasting.hanging_puts = 1;
     let fork = one.host.fork_tail(kept, "saved", true);
-    one.settle();
+    one.run_until_idle();
     // The volume of that name comes and goes.
     close(&mut one, &volume);
     let volume = one.open("demo");
@@ -184,7 +184,7 @@ fn a_base_that_goes_meanwhile_is_no_base() {
     let id = one.host.unserved_tails()[0].id;
     one.lasting.hanging_puts = 1;
     let fork = one.host.fork_tail(id, "saved", false);
-    one.settle();
+    one.run_until_idle();
     assert!(fork.try_take().is_none(), "its upload hangs");
     hand_over(&mut one, &mut other);
     for round in 0..8 {

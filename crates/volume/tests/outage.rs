@@ -174,7 +174,7 @@ fn a_volume_whose_writes_wait_for_room_learns_that_another_host_has_it() {
         };
         world.pass(100);
     }
-    assert!(parked.serving().is_ok());
+    assert!(parked.check_serving().is_ok());
 
     let mut other = World::start(Lasting {
         versions: world.lasting.versions + 5000,
@@ -192,7 +192,7 @@ fn a_volume_whose_writes_wait_for_room_learns_that_another_host_has_it() {
         );
         world.pass(100);
     }
-    assert_eq!(parked.serving(), Err(ErrorKind::Fenced));
+    assert_eq!(parked.check_serving(), Err(ErrorKind::Fenced));
 }
 
 /// Writes chunk after chunk until the rest of the log is for others; how many were.
@@ -269,7 +269,7 @@ fn on_a_log_that_is_poisoned_every_parked_write_hears_of_it_at_once() {
     world
         .request(&calm, Op::Flush, &mut [])
         .expect_err("poisoned");
-    world.settle();
+    world.run_until_idle();
     let unheard = writes
         .iter()
         .filter(|write| write.0.load(Ordering::Relaxed) == 0);

@@ -30,7 +30,7 @@ fn ask(world: &mut World, nth: usize) -> Asked {
     let asked = world
         .host
         .create_snapshot(&format!("demo@s{nth}"), Vec::new());
-    world.settle();
+    world.run_until_idle();
     asked
 }
 

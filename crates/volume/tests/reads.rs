@@ -160,10 +160,10 @@ fn a_cold_read_does_not_wait_behind_read_ahead() {
         sectors: 8,
     };
     assert!(matches!(volume.begin(&first, &waker()), Step::Park(_)));
-    world.settle();
+    world.run_until_idle();
     let ahead = (1 << 11)..(15 << 11);
     volume.prefetch(std::slice::from_ref(&ahead));
-    world.settle();
+    world.run_until_idle();
     let begun = ms(&world);
     let at = far + (4 << 20);
     read_through(&mut world, &volume, &bytes, at..at + 4096, 4096);

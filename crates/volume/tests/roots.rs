@@ -174,7 +174,7 @@ fn a_root_that_vanished_is_said_as_what_it_is_and_the_volume_goes_on_once_it_is_
         "{refused}"
     );
     assert!(!world.lasting.objects.contains_key(&root_key("demo")));
-    assert_eq!(volume.serving(), Ok(()));
+    assert_eq!(volume.check_serving(), Ok(()));
     world.write(&volume, 16, 3, 4096);
     world.flush(&volume);
     for (sector, fill) in [(0, 1), (8, 2), (16, 3)] {

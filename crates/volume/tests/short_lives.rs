@@ -207,7 +207,7 @@ fn layers_whose_bytes_are_gone_are_found_with_those_that_hide_them() {
     let volume = world.try_open("a", true).expect("from the store alone");
     for part in 0..6 {
         let newest = (0..NUMBERS).rev().find(|number| number % 6 == part);
-        let wanted = support::noise(newest.expect("written"), 64 << 10);
+        let wanted = support::random_bytes(newest.expect("written"), 64 << 10);
         assert!(
             world.read(&volume, part * 128, 64 << 10) == wanted,
             "{part}"

@@ -281,14 +281,14 @@ fn a_deletion_does_not_pass_a_snapshot() {
     drop(volume);
     world.lasting.store_ms = 100;
     let taken = world.host.create_snapshot("demo@one", Vec::new());
-    world.settle();
+    world.run_until_idle();
     let deleted = world.host.delete_volume("demo");
     let refused = world.wait(|_| deleted.try_take());
     assert_eq!(refused, Err(OpenError::Busy("demo@one".into())));
     done(&mut world, &taken);
     delete_snapshot(&mut world, "demo@one").expect("deleted");
     let deleted = world.host.delete_volume("demo");
-    world.settle();
+    world.run_until_idle();
     let refused = snapshot(&mut world, "demo@two");
     assert_eq!(refused, Err(OpenError::Busy("demo".into())));
     done(&mut world, &deleted);

@@ -41,7 +41,7 @@ fn answer(world: &mut World, volume: &Volume, sector: u64, sectors: u64) -> Vec<
                 let extents = extents.iter();
                 return extents.map(|e| (e.sectors, e.allocated, e.dirty)).collect();
             }
-            Step::Park(_) => world.settle(),
+            Step::Park(_) => world.run_until_idle(),
             step => panic!("{step:?}"),
         }
         world.pass(10);

@@ -555,7 +555,7 @@ fn a_volume_that_was_given_back_is_not_kept_for_rescue_if_a_crash_follows() {
     let mut world = World::start(lasting);
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 0, 4096), 7);
-    world.settle();
+    world.run_until_idle();
     let world = World::start(world.kill());
     assert!(
         world.report.tails.iter().all(|tail| !tail.rescue),
@@ -583,10 +583,10 @@ fn a_fetch_given_up_with_its_volume_fails_no_read_of_the_next_opening() {
     };
     world.lasting.outage = true;
     assert!(matches!(volume.begin(&op, &waker()), Step::Park(_)));
-    world.settle();
+    world.run_until_idle();
     world.lasting.outage = false;
     let answer = world.host.close_volume(&volume);
-    world.settle();
+    world.run_until_idle();
     answer.try_take().expect("at once").expect("closed");
     // The fetch tries again, in vain, and finds its volume closed.
     world.lasting.outage = true;

@@ -402,7 +402,7 @@ fn what_the_cache_disk_cannot_read_comes_from_the_store() {
     let Step::Park(_) = volume.begin(&op, &waker()) else {
         panic!("it must be fetched")
     };
-    world.settle();
+    world.run_until_idle();
     let Step::Read(plan) = volume.begin(&op, &waker()) else {
         panic!("it was fetched")
     };

@@ -29,7 +29,7 @@ fn describe(found: &Findings) -> GcPass {
         garbage: amount(found.garbage),
         removed: amount(found.removed),
         failed: amount(found.failed),
-        why_nothing_went: found.why_nothing_went().map(str::to_owned),
+        why_nothing_went: found.reason_nothing_was_removed().map(str::to_owned),
         recovered: amount(found.recovered),
         roots: found.roots,
         pins: found.pins,
@@ -80,11 +80,11 @@ impl ControlPlane {
     /// Why the collector is no more one, if so.
     pub(super) fn gc_trouble(&self) -> Option<String> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        trouble(&self.host.collector(), now.unwrap_or_default())
+        describe_trouble(&self.host.collector(), now.unwrap_or_default())
     }
 }
 
-fn trouble(report: &CollectorReport, now: Duration) -> Option<String> {
+fn describe_trouble(report: &CollectorReport, now: Duration) -> Option<String> {
     let hours_since = |unix_ms| {
         let age = now.saturating_sub(Duration::from_millis(unix_ms));
         age.as_secs() / 3600
@@ -125,27 +125,27 @@ mod tests {
             on_since_unix_ms: Some(0),
             ..CollectorReport::default()
         };
-        assert_eq!(trouble(&report, hour(23)), None);
-        let said = trouble(&report, hour(48)).unwrap();
+        assert_eq!(describe_trouble(&report, hour(23)), None);
+        let said = describe_trouble(&report, hour(48)).unwrap();
         assert!(said.contains("for 48 h"), "it need not fail: {said}");
         report.busy_since_unix_ms = Some(3_600_000);
-        let said = trouble(&report, hour(31)).unwrap();
+        let said = describe_trouble(&report, hour(31)).unwrap();
         assert!(said.contains("going on for 30 h"), "{said}");
         report.failures_in_a_row = 3;
         report.last_error = Some("a root cannot be read".into());
-        assert_eq!(trouble(&report, hour(23)), None);
-        let said = trouble(&report, hour(24)).unwrap();
+        assert_eq!(describe_trouble(&report, hour(23)), None);
+        let said = describe_trouble(&report, hour(24)).unwrap();
         assert!(said.contains("a root cannot be read"), "{said}");
         report.last_success_unix_ms = Some(2 * 3_600_000);
-        assert_eq!(trouble(&report, hour(25)), None);
+        assert_eq!(describe_trouble(&report, hour(25)), None);
     }
 
     #[test]
     fn a_missing_root_is_said_at_once_and_where_the_collector_is_off() {
         let mut report = CollectorReport::default();
-        assert_eq!(trouble(&report, Duration::ZERO), None);
+        assert_eq!(describe_trouble(&report, Duration::ZERO), None);
         report.missing_root = Some(VolumeId([9; 16]));
-        let said = trouble(&report, Duration::ZERO).unwrap();
+        let said = describe_trouble(&report, Duration::ZERO).unwrap();
         let remedy = format!("firn volume forget {}", VolumeId([9; 16]));
         assert!(
             said.contains("is missing") && said.contains(&remedy),

@@ -25,7 +25,7 @@ pub(crate) struct OpenVolume {
 impl OpenVolume {
     /// How far the volume's writes have got, as the API shows it.
     pub(crate) fn watermarks(&self) -> Watermarks {
-        let mark = |rung: volume::Rung| Watermark {
+        let mark = |rung: volume::Watermark| Watermark {
             lsn: rung.lsn.0,
             age_seconds: rung.age_ms as f64 / 1000.0,
         };

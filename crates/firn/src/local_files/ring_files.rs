@@ -19,7 +19,7 @@ use std::time::SystemTime;
 use reactor::SharedWords;
 use rustix::fs::{Access, OFlags};
 use volume::units::{Epoch, HostId, LogSession, VolumeId, parse_hex_identity};
-use volume::{RingId, RingRegion, Rings, RingsAside, TailId};
+use volume::{RetainedRings, RingId, RingRegion, Rings, TailId};
 
 use crate::failure::{Failure, FailureCode, Result};
 
@@ -160,7 +160,7 @@ impl RingFiles {
     }
 
     /// Operation, file, cause and remedy of a ring that cannot be made.
-    fn why_not_made(&self, ring: RingId, words: usize, source: &io::Error) -> String {
+    fn describe_creation_failure(&self, ring: RingId, words: usize, source: &io::Error) -> String {
         let path = self.path(ring);
         match source.kind() {
             Io::StorageFull => format!(
@@ -265,7 +265,7 @@ impl Rings for RingFiles {
             }
             Ok(map)
         };
-        let opened = open().map_err(|source| self.why_not_made(ring, words, &source));
+        let opened = open().map_err(|source| self.describe_creation_failure(ring, words, &source));
         self.in_use().failure = opened.as_ref().err().cloned();
         opened.map(|map| Arc::new(MappedRing(map)) as Arc<dyn RingRegion>)
     }
@@ -291,7 +291,7 @@ impl Rings for RingFiles {
         rings
     }
 
-    fn set_aside(&self, ring: RingId) -> std::result::Result<RingsAside, String> {
+    fn set_aside(&self, ring: RingId) -> std::result::Result<RetainedRings, String> {
         self.check_unused(ring)?;
         self.in_use().mapped.remove(&ring);
         let (path, aside) = (self.path(ring), self.dir(ring.host).join(ASIDE));
@@ -302,7 +302,7 @@ impl Rings for RingFiles {
         };
         let (count, bytes) = moved()
             .map_err(|source| Failure::io("put aside the index ring", &path, &source).detail)?;
-        Ok(RingsAside {
+        Ok(RetainedRings {
             place: aside.display().to_string(),
             count,
             bytes,

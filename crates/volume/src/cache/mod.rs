@@ -184,8 +184,8 @@ impl Cache {
 
     /// The disk did not take the content. If it is full, the file takes no more space for some minutes;
     /// otherwise the place is left out for as long.
-    pub(crate) fn refuse(&self, allocation: CacheAllocation, is_full: bool, now: u64) {
-        lock(&self.tiers)[allocation.tier].refuse(&allocation, is_full, now);
+    pub(crate) fn on_write_failed(&self, allocation: CacheAllocation, is_full: bool, now: u64) {
+        lock(&self.tiers)[allocation.tier].on_write_failed(&allocation, is_full, now);
     }
 
     /// The content could not be written.

@@ -248,7 +248,7 @@ impl Queues {
     }
 
     /// The first chunks of a class's queues, those on probation first.
-    pub(super) fn heads(&self, class: Class, looks: usize) -> Vec<u32> {
+    pub(super) fn first_chunks(&self, class: Class, looks: usize) -> Vec<u32> {
         let mut heads = Vec::with_capacity(looks);
         let Some(queues) = self.classes.get(usize::from(class.0)) else {
             return heads;

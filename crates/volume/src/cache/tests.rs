@@ -172,7 +172,7 @@ impl FullDisk {
             cache.fill(allocation, 0);
         } else {
             self.refused += 1;
-            cache.refuse(allocation, true, now);
+            cache.on_write_failed(allocation, true, now);
         }
     }
 }
@@ -210,7 +210,7 @@ fn a_bad_place_of_the_cache_disk_is_left_out_and_all_others_are_used() {
         };
         if (allocation.offset..allocation.offset + bytes).contains(&BAD) {
             refused += 1;
-            cache.refuse(allocation, false, now);
+            cache.on_write_failed(allocation, false, now);
         } else {
             cache.fill(allocation, 0);
         }

@@ -211,7 +211,7 @@ impl Tier {
     /// Of the regions of the chunks that would leave next, empties the one with the fewest that were used again.
     fn evict_region(&mut self, class: Class, now: u64) -> bool {
         let mut best: Option<(usize, u32)> = None;
-        for head in self.queues.heads(class, REGION_LOOKS_MAX) {
+        for head in self.queues.first_chunks(class, REGION_LOOKS_MAX) {
             let Some(region) = self.queues.get(head).map(|chunk| chunk.place.region) else {
                 continue;
             };
@@ -305,7 +305,12 @@ impl Tier {
 
     /// The disk did not take the content. If it is full, the slot is one that was never written, and others
     /// have been: the file takes no more space for a while. Otherwise this place alone is left out for as long.
-    pub(super) fn refuse(&mut self, allocation: &CacheAllocation, is_full: bool, now: u64) {
+    pub(super) fn on_write_failed(
+        &mut self,
+        allocation: &CacheAllocation,
+        is_full: bool,
+        now: u64,
+    ) {
         if canary::active!("refused_slot_is_given_again") {
             return self.cancel(allocation);
         }

@@ -254,7 +254,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
                 .map(|(delta, key)| Box::pin(read_footer(self.port, delta, key)));
             for ((delta, key), read) in fresh.iter().zip(join_all(reads.collect()).await) {
                 self.count_block(u64::from(delta.footer_bytes));
-                let below = match self.learned(read, |footer| vec![footer.session])? {
+                let below = match self.register_sessions(read, |footer| vec![footer.session])? {
                     Ok(footer) => {
                         let extents = extents_of_footer(root, delta, &footer.sections);
                         self.check_extents(root, key, &extents).await?
@@ -288,7 +288,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         let of = (number, block);
         let (object, read) = self.read_block(volumes, of, decode_node).await?;
         self.count_block(u64::from(block.bytes));
-        let node = match self.learned(read, |node: &Node| node.sessions().collect())? {
+        let node = match self.register_sessions(read, |node: &Node| node.sessions().collect())? {
             Ok(node) => node,
             Err(fault) => {
                 let lost = vec![UnreadableSectors {
@@ -329,17 +329,18 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         for ((number, block), read) in fresh.into_iter().zip(reads) {
             let (key, read) = read?;
             self.count_block(u64::from(block.bytes));
-            let below = match self.learned(read, |page: &Page| page.sessions().collect())? {
-                Ok(page) => {
-                    self.check_extents(root, &key, &extents_of_page(&page))
-                        .await?
-                }
-                Err(fault) => vec![UnreadableSectors {
-                    object: key,
-                    span: Span::new(number * PAGE_SECTORS, PAGE_SECTORS),
-                    fault,
-                }],
-            };
+            let below =
+                match self.register_sessions(read, |page: &Page| page.sessions().collect())? {
+                    Ok(page) => {
+                        self.check_extents(root, &key, &extents_of_page(&page))
+                            .await?
+                    }
+                    Err(fault) => vec![UnreadableSectors {
+                        object: key,
+                        span: Span::new(number * PAGE_SECTORS, PAGE_SECTORS),
+                        fault,
+                    }],
+                };
             lost.extend(self.keep(block_place(block), below));
         }
         Ok(lost)
@@ -374,7 +375,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
     }
 
     /// What was read, if the sessions that it lists are what others say they are.
-    fn learned<T>(
+    fn register_sessions<T>(
         &mut self,
         read: Result<T, ObjectReadError>,
         sessions: impl Fn(&T) -> Vec<crate::hostlog::names::SessionName>,

@@ -12,7 +12,7 @@ use std::task::Poll;
 use super::CollectPort;
 use crate::driver::{ComputeError, StoreError, StoreOp, StoreReply};
 use crate::hostlog::notes::LogState;
-use crate::hostlog::port::{LogPort, NotesEnded};
+use crate::hostlog::port::{LocalLogUnavailable, LogPort};
 use crate::lock::lock;
 use crate::sync::Mutex;
 
@@ -101,12 +101,15 @@ impl<P: LogPort> LogPort for LimitedPort<P> {
         self.port.pause_ns()
     }
 
-    fn note(&self, state: LogState) -> impl Future<Output = Result<(), NotesEnded>> + Send {
-        self.port.note(state)
+    fn persist_state(
+        &self,
+        state: LogState,
+    ) -> impl Future<Output = Result<(), LocalLogUnavailable>> + Send {
+        self.port.persist_state(state)
     }
 
-    fn jot(&self, state: LogState) {
-        self.port.jot(state);
+    fn stage_state(&self, state: LogState) {
+        self.port.stage_state(state);
     }
 }
 

@@ -83,7 +83,7 @@ pub struct Findings {
 impl Findings {
     /// Why a pass that found something to remove could remove nothing at all, if it was so: a collector that is not
     /// allowed to remove is none, however well it finds.
-    pub fn why_nothing_went(&self) -> Option<&str> {
+    pub fn reason_nothing_was_removed(&self) -> Option<&str> {
         let went = self.removed.objects + self.needless_pins.saturating_sub(self.failed_pins);
         let why = self.why_failed.as_deref()?;
         (went == 0 && !canary::active!("passes_that_remove_nothing_end_well")).then_some(why)
@@ -94,7 +94,7 @@ impl Findings {
 ///
 /// # Errors
 /// If what a pass must read cannot be read.
-pub async fn look(
+pub async fn find_garbage(
     port: &impl CollectPort,
     served: BTreeSet<VolumeId>,
 ) -> Result<Findings, CollectError> {

@@ -12,7 +12,7 @@ use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::marks::Pin;
 use crate::hostlog::names::PIN_PREFIX;
 use crate::hostlog::port::{list, read_decoded};
-use crate::hostlog::root_updates::has_tomb;
+use crate::hostlog::root_updates::has_tombstone;
 use crate::jobs::join_all;
 use crate::object::node::{Node, decode_node};
 use crate::object::page::{BlockRef, Page, decode_of_any, decode_page};
@@ -172,7 +172,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             Some((root, _)) if root.volume == pinned.volume => root.epoch >= pinned.epoch,
             Some(_) if canary::active!("pins_of_names_taken_again_stay") => false,
             Some(_) if canary::active!("pins_go_when_their_name_is_taken") => true,
-            _ => has_tomb(self.port, pinned.volume).await,
+            _ => has_tombstone(self.port, pinned.volume).await,
         };
         if is_needless {
             self.needless.push(key.to_owned());
@@ -274,7 +274,7 @@ pub(super) async fn check_roots(
     volumes: &BTreeSet<VolumeId>,
 ) -> Result<(), CollectError> {
     for volume in volumes.difference(rooted) {
-        if !has_tomb(port, *volume).await && !canary::active!("missing_root_needs_nothing") {
+        if !has_tombstone(port, *volume).await && !canary::active!("missing_root_needs_nothing") {
             return Err(CollectError::RootMissing(*volume));
         }
     }

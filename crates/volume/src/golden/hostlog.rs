@@ -1,6 +1,6 @@
 //! Golden tests of what stands in a host's log in the store, and beside it.
 
-use super::{ascending, every_byte_matters, fixture, host, other, volume};
+use super::{ascending, assert_every_byte_is_checked, fixture, host, other, volume};
 use crate::hostlog::marks::{LowMark, Pin};
 use crate::hostlog::names::{self, Digest, Position, SessionName};
 use crate::hostlog::record::{
@@ -81,7 +81,7 @@ fn records_are_as_documented() {
     let bytes = fixture(include_str!("../../tests/fixtures/record.hex"));
     let value = record(slices());
     assert_eq!(value.encode(), bytes);
-    every_byte_matters(&bytes, &[], |bytes| {
+    assert_every_byte_is_checked(&bytes, &[], |bytes| {
         Record::decode(bytes).as_ref() == Ok(&value)
     });
     assert!(value.blocks(other(), Epoch(8)) && !value.blocks(other(), Epoch(9)));
@@ -104,7 +104,7 @@ fn fences_are_as_documented() {
         content: Content::Fence(vec![(volume(), Epoch(4)), (WHOLE_HOST, Epoch(u64::MAX))]),
     };
     assert_eq!(value.encode(), bytes);
-    every_byte_matters(&bytes, &[], |bytes| {
+    assert_every_byte_is_checked(&bytes, &[], |bytes| {
         Record::decode(bytes).as_ref() == Ok(&value)
     });
     assert!(
@@ -127,7 +127,7 @@ fn low_marks_and_pins_are_as_documented() {
         position: Position(65),
     };
     assert_eq!(low.encode(), bytes);
-    every_byte_matters(&bytes, &[], |bytes| LowMark::decode(bytes) == Ok(low));
+    assert_every_byte_is_checked(&bytes, &[], |bytes| LowMark::decode(bytes) == Ok(low));
 
     let bytes = fixture(include_str!("../../tests/fixtures/pin.hex"));
     let pin = Pin {
@@ -138,7 +138,7 @@ fn low_marks_and_pins_are_as_documented() {
             .expect("a root"),
     };
     assert_eq!(pin.encode(), bytes);
-    every_byte_matters(&bytes, &[], |bytes| Pin::decode(bytes).as_ref() == Ok(&pin));
+    assert_every_byte_is_checked(&bytes, &[], |bytes| Pin::decode(bytes).as_ref() == Ok(&pin));
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub fn judge_tail(root: &Root, tail: &OwnTail) -> TailVerdict {
     // An update of the process before may have landed late, but only of what its log has.
     let mark_max = match tail.is_unresolved {
         true => tail.next,
-        false => tail.next.before(),
+        false => tail.next.previous(),
     };
     if root.lsn > tail.newest || root.mark > mark_max {
         let what = format!("the root of {name} is ahead of this host's own log");

@@ -11,7 +11,8 @@ use super::marks::LowMark;
 use super::names::{Position, SessionName, low_key, record_key};
 use super::notes::LogState;
 use super::port::{
-    self, LogPort, LookLimit, NoAnswer, ReadOutcome, look_decoded, read_decoded, read_record,
+    self, LogPort, LookLimit, NoAnswer, ReadOutcome, read_decoded, read_decoded_within_limit,
+    read_record,
 };
 use super::record::{Record, Slices};
 use super::stop::Stop;
@@ -42,7 +43,7 @@ pub(super) type OwnedVolumes = BTreeMap<VolumeId, OwnedVolume>;
 
 /// Why it is not known whether what a record has of a volume is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Doubt {
+pub enum UnverifiedReason {
     /// The volume's root is gone, and no tombstone stands there.
     RootMissing,
     /// Its root cannot be read.
@@ -57,7 +58,7 @@ pub(super) struct LookAroundResult {
     /// They are another host's.
     pub(super) fenced: Vec<VolumeId>,
     /// Nothing of them is called stored for now. That is no reason to hold up any other.
-    pub(super) doubtful: Vec<(VolumeId, Doubt)>,
+    pub(super) unverified: Vec<(VolumeId, UnverifiedReason)>,
 }
 
 /// Compares the store with what this host knows, after its record was found in its log.
@@ -89,7 +90,7 @@ pub(super) async fn look_around(
             .collect(),
     };
     let limit = LookLimit::of(waiting.is_empty());
-    let packs = look(port, state, (record, slices), &limit).await?;
+    let packs = start_checks(port, state, (record, slices), &limit).await?;
     let has = |volume: VolumeId, epoch: Epoch, of: &[u16]| {
         let mut packs = slices.of(volume, epoch).map(|(slice, _)| slice.pack);
         packs.find(|pack| of.contains(pack))
@@ -118,7 +119,9 @@ pub(super) async fn look_around(
         if let Some(pack) = has(*volume, *epoch, &packs.unanswered) {
             let pack = &slices.packs[usize::from(pack)];
             let key = record.session_of(pack).pack_key(pack.number);
-            around.doubtful.push((*volume, Doubt::NoAnswer(key)));
+            around
+                .unverified
+                .push((*volume, UnverifiedReason::NoAnswer(key)));
         }
     }
     for ((volume, epoch, _), root) in looked_at.into_iter().zip(roots) {
@@ -132,7 +135,7 @@ pub(super) async fn look_around(
                     owned.is_verified = true;
                 }
             }
-            Holder::Unknown(doubt) => around.doubtful.push((volume, doubt)),
+            Holder::Unknown(doubt) => around.unverified.push((volume, doubt)),
         }
     }
     Ok(around)
@@ -151,7 +154,7 @@ struct PackLookups {
 }
 
 /// The looks that every record gets, side by side: the low mark, the record before, the packs.
-async fn look(
+async fn start_checks(
     port: &impl LogPort,
     state: &LogState,
     (record, slices): (&Record, &Slices),
@@ -169,7 +172,7 @@ async fn look(
         Ok(PackLookups::default())
     });
     let packs: Look<'_> =
-        Box::pin(async move { Ok(look_at_packs(port, record, slices, limit).await) });
+        Box::pin(async move { Ok(check_packs(port, record, slices, limit).await) });
     let mut looks = PackLookups::default();
     for found in join_all(vec![own, packs]).await {
         let found = found?;
@@ -184,12 +187,12 @@ enum Holder {
     This,
     Other,
     /// The root does not say it.
-    Unknown(Doubt),
+    Unknown(UnverifiedReason),
 }
 
 /// What the root says about this host's epoch.
 fn judge(
-    root: Result<Root, Doubt>,
+    root: Result<Root, UnverifiedReason>,
     volume: VolumeId,
     epoch: Epoch,
     host: HostId,
@@ -223,13 +226,17 @@ fn judge(
     }
 }
 
-async fn read_root(port: &impl LogPort, name: &str, limit: &LookLimit) -> Result<Root, Doubt> {
+async fn read_root(
+    port: &impl LogPort,
+    name: &str,
+    limit: &LookLimit,
+) -> Result<Root, UnverifiedReason> {
     let key = root_key(name);
-    match look_decoded(port, &key, limit, Root::decode).await {
+    match read_decoded_within_limit(port, &key, limit, Root::decode).await {
         ReadOutcome::Found(root) => Ok(root),
-        ReadOutcome::Missing => Err(Doubt::RootMissing),
-        ReadOutcome::Unreadable(error) => Err(Doubt::RootUnreadable(error)),
-        ReadOutcome::NoAnswer => Err(Doubt::NoAnswer(key)),
+        ReadOutcome::Missing => Err(UnverifiedReason::RootMissing),
+        ReadOutcome::Unreadable(error) => Err(UnverifiedReason::RootUnreadable(error)),
+        ReadOutcome::NoAnswer => Err(UnverifiedReason::NoAnswer(key)),
     }
 }
 
@@ -279,7 +286,7 @@ pub(crate) async fn check_previous(
     host: HostId,
     state: &LogState,
 ) -> Result<(), Stop> {
-    let before = state.next.before();
+    let before = state.next.previous();
     if before < Position::FIRST || canary::active!("record_before_is_not_read") {
         return Ok(());
     }
@@ -298,7 +305,7 @@ pub(crate) async fn check_previous(
 }
 
 /// Looks whether the record's packs are still in the store.
-async fn look_at_packs(
+async fn check_packs(
     port: &impl LogPort,
     record: &Record,
     slices: &Slices,
@@ -320,7 +327,7 @@ async fn look_at_packs(
             offset: 0,
             len: HEADER_BYTES as u64,
         };
-        Box::pin(async move { port::look(port, &op, limit).await })
+        Box::pin(async move { port::read_within_limit(port, &op, limit).await })
     };
     let rows: Vec<_> = rows.into_iter().collect();
     for window in rows.chunks(LOOKS_AT_ONCE) {

@@ -13,7 +13,7 @@ use super::marks::LowMark;
 use super::names::{HOST_PREFIX, Position, low_key, record_key, record_of_key};
 use super::port::{LogPort, Pauses, StoredRecord, list, read_decoded, read_record};
 use super::record::{Content, Record};
-use super::root_updates::{UpdateError, has_tomb, read_root};
+use super::root_updates::{UpdateError, has_tombstone, read_root};
 use super::stop::Stop;
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::jobs::join_all;
@@ -74,7 +74,7 @@ pub async fn raise_low_mark(
     if target <= low {
         return Some(low);
     }
-    raise(port, host, target, version).await
+    write_low_mark(port, host, target, version).await
 }
 
 /// The records from `low` on that follow each other, up to `last`.
@@ -124,7 +124,7 @@ async fn target(
     let Some(roots) = roots_of(port, &named, names).await else {
         return low;
     };
-    let gone = gone_for_good(port, named.iter().filter(|id| !roots.contains_key(id))).await;
+    let gone = find_deleted(port, named.iter().filter(|id| !roots.contains_key(id))).await;
     for record in records {
         let is_needed = |volume: VolumeId| match roots.get(&volume) {
             Some(root) => mark_in(root, host).is_some_and(|mark| mark < record.position),
@@ -191,13 +191,13 @@ async fn roots_of(
 }
 
 /// Those of the volumes that were deleted, and whose names others have now.
-async fn gone_for_good(
+async fn find_deleted(
     port: &impl LogPort,
     rootless: impl Iterator<Item = &VolumeId>,
 ) -> BTreeSet<VolumeId> {
     let mut gone = BTreeSet::new();
     for volume in rootless {
-        match has_tomb(port, *volume).await {
+        match has_tombstone(port, *volume).await {
             true => _ = gone.insert(*volume),
             false => tracing::warn!(
                 %volume,
@@ -238,7 +238,7 @@ async fn read_low(port: &impl LogPort, host: HostId) -> Option<(Position, Versio
 }
 
 /// Writes the mark, unless it is that high already.
-async fn raise(
+async fn write_low_mark(
     port: &impl LogPort,
     host: HostId,
     target: Position,

@@ -35,7 +35,7 @@ impl Position {
 
     /// The one before; before the first it is 0.
     #[must_use]
-    pub fn before(self) -> Position {
+    pub fn previous(self) -> Position {
         Position(self.0.saturating_sub(1))
     }
 }
@@ -108,7 +108,7 @@ pub fn low_key(host: HostId) -> String {
 }
 
 /// Key of the tombstone of a deleted volume whose name another has taken.
-pub fn tomb_key(volume: VolumeId) -> String {
+pub fn tombstone_key(volume: VolumeId) -> String {
     format!("{TOMB_PREFIX}{volume}")
 }
 

@@ -6,7 +6,7 @@
 //! is to name is named in the log before.
 
 use super::names::{Digest, Position};
-use crate::codec::{Reader, Truncated, Writer};
+use crate::codec::{Reader, TruncatedInput, Writer};
 use crate::units::{Epoch, VolumeId};
 
 const DIGEST_BYTES: usize = 32;
@@ -55,7 +55,7 @@ impl LogState {
     }
 
     /// None if it stands before the first record.
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<LogState>, Truncated> {
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<LogState>, TruncatedInput> {
         let (next, previous) = (Position(r.u64()?), Digest(r.array()?));
         let has_low_mark = r.u8()? != 0;
         // Counts are checked before anything is allocated for them.
@@ -63,12 +63,12 @@ impl LogState {
         let mut body = Reader::new(r.raw(count.saturating_mul(DIGEST_BYTES))?);
         let unresolved = (0..count)
             .map(|_| Ok(Digest(body.array()?)))
-            .collect::<Result<_, Truncated>>()?;
+            .collect::<Result<_, TruncatedInput>>()?;
         let count = r.u32()? as usize;
         let mut body = Reader::new(r.raw(count.saturating_mul(ENDED_BYTES))?);
         let ended = (0..count)
             .map(|_| Ok((VolumeId(body.array()?), Epoch(body.u64()?))))
-            .collect::<Result<_, Truncated>>()?;
+            .collect::<Result<_, TruncatedInput>>()?;
         Ok((next >= Position::FIRST).then_some(LogState {
             next,
             previous,

@@ -17,7 +17,7 @@ const PAUSE_MAX: u64 = 30;
 
 /// The local log does not take notes any more: nothing that needs one may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotesEnded;
+pub struct LocalLogUnavailable;
 
 /// What the procedures ask for.
 pub trait LogPort: Send + Sync {
@@ -34,10 +34,13 @@ pub trait LogPort: Send + Sync {
     ///
     /// # Errors
     /// If the local log takes nothing more.
-    fn note(&self, state: LogState) -> impl Future<Output = Result<(), NotesEnded>> + Send;
+    fn persist_state(
+        &self,
+        state: LogState,
+    ) -> impl Future<Output = Result<(), LocalLogUnavailable>> + Send;
 
     /// Leaves it to whichever durable note comes next. A crash before that forgets it.
-    fn jot(&self, state: LogState);
+    fn stage_state(&self, state: LogState);
 }
 
 /// Pauses between attempts, longer and longer.
@@ -99,7 +102,7 @@ impl LookLimit {
 pub(super) struct NoAnswer;
 
 /// Carries out a read of what belongs to one volume, as far as the limit goes.
-pub(super) async fn look(
+pub(super) async fn read_within_limit(
     port: &impl LogPort,
     op: &StoreOp,
     limit: &LookLimit,
@@ -154,7 +157,7 @@ pub(crate) async fn read_decoded<T>(
         };
         match decode(&data) {
             Ok(found) => return Ok(Some((found, version))),
-            Err(error) if is_believed(&mut reads) => return Err(error),
+            Err(error) if is_damaged_at_rest(&mut reads) => return Err(error),
             Err(error) => tracing::debug!(key, %error, "read again"),
         }
         pauses.wait(port).await;
@@ -162,7 +165,7 @@ pub(crate) async fn read_decoded<T>(
 }
 
 /// Whether what was read damaged `reads` times before, and now again, is damaged where it stands.
-fn is_believed(reads: &mut u32) -> bool {
+fn is_damaged_at_rest(reads: &mut u32) -> bool {
     *reads += 1;
     *reads >= DAMAGED_READS_MAX || canary::active!("one_damaged_read_is_believed")
 }
@@ -176,7 +179,7 @@ pub(super) enum ReadOutcome<T> {
 }
 
 /// Looks at an object of one volume and decodes it.
-pub(super) async fn look_decoded<T>(
+pub(super) async fn read_decoded_within_limit<T>(
     port: &impl LogPort,
     key: &str,
     limit: &LookLimit,
@@ -188,14 +191,14 @@ pub(super) async fn look_decoded<T>(
     let mut pauses = Pauses::new();
     let mut reads = 0;
     loop {
-        let data = match look(port, &op, limit).await {
+        let data = match read_within_limit(port, &op, limit).await {
             Ok(Some(StoreReply::Object { data, .. })) => data,
             Ok(None) => return ReadOutcome::Missing,
             Ok(Some(_)) | Err(NoAnswer) => return ReadOutcome::NoAnswer,
         };
         match decode(&data) {
             Ok(found) => return ReadOutcome::Found(found),
-            Err(error) if is_believed(&mut reads) => return ReadOutcome::Unreadable(error),
+            Err(error) if is_damaged_at_rest(&mut reads) => return ReadOutcome::Unreadable(error),
             Err(error) => tracing::debug!(key, %error, "read again"),
         }
         pauses.wait(port).await;

@@ -5,12 +5,12 @@
 //! look at what stands there; the look around; and only then the slices are called stored. It never
 //! retries under another name, and never goes on where something does not fit: [`Stop`] is for good.
 
-pub use super::look_around::{Doubt, OwnedVolume};
+pub use super::look_around::{OwnedVolume, UnverifiedReason};
 use super::look_around::{OwnedVolumes, check_previous, look_around};
 use super::low_mark::make_low_mark;
 use super::names::{Digest, Position, SessionName, record_key};
 use super::notes::LogState;
-use super::port::{LogPort, NotesEnded, Pauses, StoredRecord, read_record};
+use super::port::{LocalLogUnavailable, LogPort, Pauses, StoredRecord, read_record};
 use super::record::{Content, NamedObject, Record, RecordPack, RecordSlice, Slices};
 use super::stop::Stop;
 use crate::driver::{StoreOp, StoreReply};
@@ -50,7 +50,7 @@ pub struct Progress {
     /// Volumes that another host has taken: nothing of their epoch is stored any more.
     pub fenced: Vec<VolumeId>,
     /// Volumes of which nothing is called stored for now, and why. Their slices are to be published again.
-    pub doubtful: Vec<(VolumeId, Doubt)>,
+    pub unverified: Vec<(VolumeId, UnverifiedReason)>,
 }
 
 /// The one publisher of a host.
@@ -63,7 +63,7 @@ pub struct Publisher<P> {
     state: LogState,
     volumes: OwnedVolumes,
     /// The newest state is in no durable note.
-    is_jotted: bool,
+    is_staged: bool,
     /// The record before the next one was read just now.
     has_read_previous: bool,
     stopped: Option<Stop>,
@@ -82,7 +82,7 @@ impl<P: LogPort> Publisher<P> {
             ends_session: before,
             state,
             volumes: OwnedVolumes::new(),
-            is_jotted: false,
+            is_staged: false,
             has_read_previous: false,
             stopped: None,
         }
@@ -97,14 +97,14 @@ impl<P: LogPort> Publisher<P> {
             is_verified: false,
         };
         self.volumes.insert(volume, owned);
-        self.jot();
+        self.stage_state();
     }
 
     /// It is not owned any more.
     pub fn detach(&mut self, volume: VolumeId) {
         self.volumes.remove(&volume);
         self.state.ended.retain(|(id, _)| *id != volume);
-        self.jot();
+        self.stage_state();
     }
 
     /// Where the log stands. Everything before `next` is resolved.
@@ -118,7 +118,7 @@ impl<P: LogPort> Publisher<P> {
     }
 
     /// Why it does nothing any more.
-    pub fn stopped(&self) -> Option<&Stop> {
+    pub fn stop_reason(&self) -> Option<&Stop> {
         self.stopped.as_ref()
     }
 
@@ -184,7 +184,7 @@ impl<P: LogPort> Publisher<P> {
     pub async fn mark(&mut self) -> Result<Position, Stop> {
         let result = self.check_mark().await;
         self.keep_stop(result)?;
-        Ok(self.state.next.before())
+        Ok(self.state.next.previous())
     }
 
     async fn check_mark(&mut self) -> Result<(), Stop> {
@@ -192,24 +192,24 @@ impl<P: LogPort> Publisher<P> {
         if !canary::active!("fold_believes_its_log") {
             check_previous(&self.port, self.own.host, &self.state).await?;
         }
-        if self.is_jotted && !canary::active!("mark_is_not_noted") {
-            self.note().await?;
+        if self.is_staged && !canary::active!("mark_is_not_noted") {
+            self.persist_state().await?;
         }
         Ok(())
     }
 
     /// Makes it durable where the log stands.
-    async fn note(&mut self) -> Result<(), Stop> {
-        let noted = self.port.note(self.state.clone()).await;
-        noted.map_err(|NotesEnded| Stop::LocalLog)?;
-        self.is_jotted = false;
+    async fn persist_state(&mut self) -> Result<(), Stop> {
+        let noted = self.port.persist_state(self.state.clone()).await;
+        noted.map_err(|LocalLogUnavailable| Stop::LocalLog)?;
+        self.is_staged = false;
         Ok(())
     }
 
     /// Leaves it to the next durable note.
-    fn jot(&mut self) {
-        self.port.jot(self.state.clone());
-        self.is_jotted = true;
+    fn stage_state(&mut self) {
+        self.port.stage_state(self.state.clone());
+        self.is_staged = true;
     }
 
     /// Publishes what is ready.
@@ -302,15 +302,15 @@ impl<P: LogPort> Publisher<P> {
             self.state.unresolved.push(digest);
         }
         if let Content::Slices(slices) = &record.content {
-            let ended: Vec<_> = slices.ended().collect();
+            let ended: Vec<_> = slices.ended_epochs().collect();
             self.state.ended.retain(|known| !ended.contains(known));
             self.state.ended.extend(ended);
         }
         if canary::active!("create_before_frame") {
-            self.jot();
+            self.stage_state();
             return Ok(());
         }
-        self.note().await
+        self.persist_state().await
     }
 
     /// Sends the create until it is known what stands at its position.
@@ -327,7 +327,7 @@ impl<P: LogPort> Publisher<P> {
         let mut pauses = Pauses::new();
         loop {
             if let Ok(StoreReply::Written { .. }) = self.port.store(op.clone()).await {
-                let record = sent(&op)?;
+                let record = created_record(&op)?;
                 return Ok(PositionContent::Ours(Box::new(StoredRecord {
                     record,
                     digest,
@@ -357,7 +357,7 @@ impl<P: LogPort> Publisher<P> {
         if ours || canary::active!("strangers_record_is_ours") {
             return Ok(PositionContent::Ours(Box::new(found)));
         }
-        Err(Stop::strangers_record(self.own.host, position))
+        Err(Stop::foreign_record(self.own.host, position))
     }
 
     /// A taker's fence stands where the next record was to go.
@@ -370,7 +370,7 @@ impl<P: LogPort> Publisher<P> {
             check_previous(&self.port, self.own.host, &self.state).await?;
         }
         self.state.pass(fence.digest);
-        self.jot();
+        self.stage_state();
         let blocked = |(volume, owned): (&VolumeId, &OwnedVolume)| {
             let is_blocked = fence.record.blocks(*volume, owned.epoch);
             (is_blocked && !canary::active!("fence_is_passed_over")).then_some(*volume)
@@ -393,7 +393,7 @@ impl<P: LogPort> Publisher<P> {
     async fn on_won(&mut self, found: StoredRecord, progress: &mut Progress) -> Result<(), Stop> {
         let StoredRecord { record, digest } = found;
         let Content::Slices(slices) = &record.content else {
-            return Err(Stop::strangers_record(self.own.host, record.position));
+            return Err(Stop::foreign_record(self.own.host, record.position));
         };
         let Publisher {
             port, own, state, ..
@@ -406,14 +406,14 @@ impl<P: LogPort> Publisher<P> {
             self.ends_session = LogSession::default();
         }
         self.state.pass(digest);
-        self.jot();
+        self.stage_state();
         let is_owned = |(volume, epoch): &(VolumeId, Epoch)| {
             let owned = self.volumes.get(volume);
             owned.is_some_and(|owned| owned.epoch == *epoch)
         };
         let is_doubtful = |volume| {
             around
-                .doubtful
+                .unverified
                 .iter()
                 .any(|(doubtful, _)| *doubtful == volume)
         };
@@ -421,11 +421,11 @@ impl<P: LogPort> Publisher<P> {
         let counts = named.filter(|named| is_owned(named) && !is_doubtful(named.0));
         let volumes = counts.collect();
         // Nothing of an epoch is published behind its end.
-        let ended: Vec<_> = slices.ended().filter(is_owned).collect();
+        let ended: Vec<_> = slices.ended_epochs().filter(is_owned).collect();
         for (volume, _) in ended {
             self.volumes.remove(&volume);
         }
-        progress.doubtful.extend(around.doubtful);
+        progress.unverified.extend(around.unverified);
         progress.published.push(EffectiveRecord { record, volumes });
         Ok(())
     }
@@ -455,7 +455,7 @@ enum PositionContent {
 }
 
 /// The record of a create.
-fn sent(op: &StoreOp) -> Result<Record, Stop> {
+fn created_record(op: &StoreOp) -> Result<Record, Stop> {
     match op {
         StoreOp::Create { data, .. } => Record::decode(data).map_err(|_| Stop::LocalLog),
         _ => Err(Stop::LocalLog),

@@ -17,7 +17,7 @@
 //! that is for its readers to see, no record knows it of itself.
 
 use super::names::{Digest, Position, SessionName};
-use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::object::root::DeltaRef;
 use crate::object::{FormatError, ObjectId};
 use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
@@ -171,7 +171,7 @@ impl Record {
                 (*id == volume || *id == WHOLE_HOST) && is_below
             }),
             Content::Slices(slices) => slices
-                .ended()
+                .ended_epochs()
                 .any(|(id, ended)| id == volume && epoch <= ended),
         }
     }
@@ -287,7 +287,7 @@ impl Record {
 
 impl Slices {
     /// Volumes whose epoch ends here, with that epoch.
-    pub fn ended(&self) -> impl Iterator<Item = (VolumeId, Epoch)> + '_ {
+    pub fn ended_epochs(&self) -> impl Iterator<Item = (VolumeId, Epoch)> + '_ {
         let volumes = &self.volumes;
         self.ends.iter().map(|at| volumes[usize::from(*at)])
     }
@@ -438,7 +438,7 @@ fn decode_volumes(r: &mut Reader<'_>, count: usize) -> Result<Vec<(VolumeId, Epo
     })
 }
 
-fn decode_session(r: &mut Reader<'_>) -> Result<LogSession, Truncated> {
+fn decode_session(r: &mut Reader<'_>) -> Result<LogSession, TruncatedInput> {
     Ok(LogSession {
         number: r.u64()?,
         random: r.u64()?,
@@ -501,7 +501,7 @@ pub(crate) fn checked(
     version: u16,
 ) -> Result<Reader<'_>, FormatError> {
     let mut r = Reader::new(bytes);
-    if r.array().map_err(|Truncated| FormatError::Foreign)? != magic {
+    if r.array().map_err(|TruncatedInput| FormatError::Foreign)? != magic {
         return Err(FormatError::Foreign);
     }
     let found = r.u16()?;

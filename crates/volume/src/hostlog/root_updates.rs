@@ -5,7 +5,7 @@
 //! record that counts, before it is sent. Where the root has moved it is not sent again: the caller
 //! begins anew, from that root and with new objects.
 
-use super::names::{Position, tomb_key};
+use super::names::{Position, tombstone_key};
 use super::port::{LogPort, Pauses, read_decoded};
 use super::stop::Stop;
 use crate::driver::{StoreOp, StoreReply, Version};
@@ -15,7 +15,7 @@ use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
 /// A root, and the version in which it stands in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StandingRoot {
+pub struct VersionedRoot {
     /// What it says.
     pub root: Root,
     /// Its version.
@@ -26,9 +26,9 @@ pub struct StandingRoot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateOutcome {
     /// It is what the root says, or was until somebody raised the sequence.
-    Won(StandingRoot),
+    Won(VersionedRoot),
     /// Something else stands there.
-    Lost(StandingRoot),
+    Lost(VersionedRoot),
 }
 
 /// Why a root is of no use.
@@ -44,17 +44,17 @@ pub enum UpdateError {
 ///
 /// # Errors
 /// If there is none, or it cannot be read.
-pub async fn read_root(port: &impl LogPort, name: &str) -> Result<StandingRoot, UpdateError> {
+pub async fn read_root(port: &impl LogPort, name: &str) -> Result<VersionedRoot, UpdateError> {
     let found = read_decoded(port, &root_key(name), Root::decode).await;
     let found = found.map_err(UpdateError::Unreadable)?;
     let (root, version) = found.ok_or(UpdateError::Missing)?;
-    Ok(StandingRoot { root, version })
+    Ok(VersionedRoot { root, version })
 }
 
 /// Whether the volume was deleted, and another has its name: its tombstone was kept before that took the place.
 /// One that cannot be read says nothing.
-pub(crate) async fn has_tomb(port: &impl LogPort, volume: VolumeId) -> bool {
-    let found = read_decoded(port, &tomb_key(volume), Root::decode).await;
+pub(crate) async fn has_tombstone(port: &impl LogPort, volume: VolumeId) -> bool {
+    let found = read_decoded(port, &tombstone_key(volume), Root::decode).await;
     let found = found.ok().flatten();
     found.is_some_and(|(root, _)| root.deleted && root.volume == volume)
 }
@@ -77,10 +77,10 @@ pub async fn update_root(
     loop {
         if let Ok(StoreReply::Written { version }) = port.store(op.clone()).await {
             let root = next.clone();
-            return Ok(UpdateOutcome::Won(StandingRoot { root, version }));
+            return Ok(UpdateOutcome::Won(VersionedRoot { root, version }));
         }
         let standing = read_root(port, &next.name).await?;
-        if says_the_same(&standing.root, next) {
+        if is_equivalent(&standing.root, next) {
             return Ok(UpdateOutcome::Won(standing));
         }
         if standing.version != *expected {
@@ -91,7 +91,7 @@ pub async fn update_root(
 }
 
 /// In all but the sequence. Sessions of which a root names nothing are no difference.
-fn says_the_same(standing: &Root, sent: &Root) -> bool {
+fn is_equivalent(standing: &Root, sent: &Root) -> bool {
     let same = Root {
         sequence: sent.sequence,
         ..standing.clone()
@@ -159,9 +159,9 @@ pub fn judge(standing: &Root, view: &OwnerView<'_>) -> Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnersUpdate {
     /// The root is this.
-    Won(StandingRoot),
+    Won(VersionedRoot),
     /// The root is this, of the same owner: the update begins again from it, with new objects.
-    Moved(StandingRoot),
+    Moved(VersionedRoot),
     /// Another host has the volume.
     Fenced,
 }

@@ -25,7 +25,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    pub(super) fn strangers_record(host: HostId, position: Position) -> Stop {
+    pub(super) fn foreign_record(host: HostId, position: Position) -> Stop {
         let key = record_key(host, position);
         Stop::Cloned(format!("{key} was written by another process"))
     }

@@ -10,7 +10,7 @@ use super::names::{Digest, Position, SessionName, record_key};
 use super::port::{LogPort, Pauses, StoredRecord, read_record};
 use super::record::{Content, Record};
 use super::root_updates::{
-    StandingRoot, UpdateError, UpdateOutcome, next_epoch, read_root, update_root,
+    UpdateError, UpdateOutcome, VersionedRoot, next_epoch, read_root, update_root,
 };
 use super::scan::{Chain, Scan, ScanError};
 use crate::driver::{StoreOp, StoreReply, Version};
@@ -83,16 +83,16 @@ pub struct Taker<'a, P> {
 }
 
 /// Results by name.
-pub type Taken = BTreeMap<String, Result<StandingRoot, TakeError>>;
+pub type TakeResults = BTreeMap<String, Result<VersionedRoot, TakeError>>;
 
 impl<P: LogPort> Taker<'_, P> {
     /// Takes all of these that it may. What is won is owned: its root names this host, and packs up
     /// to the end of its predecessor's log.
-    pub async fn take(&self, wanted: &[TakeRequest]) -> Taken {
+    pub async fn take(&self, wanted: &[TakeRequest]) -> TakeResults {
         let claims = wanted.iter().map(|wanted| Box::pin(self.claim(wanted)));
         let claims = join_all(claims.collect()).await;
-        let mut taken = Taken::new();
-        let mut groups: BTreeMap<Option<HostId>, Vec<(&TakeRequest, StandingRoot)>> =
+        let mut taken = TakeResults::new();
+        let mut groups: BTreeMap<Option<HostId>, Vec<(&TakeRequest, VersionedRoot)>> =
             BTreeMap::new();
         for (wanted, claim) in wanted.iter().zip(claims) {
             match claim {
@@ -134,9 +134,9 @@ impl<P: LogPort> Taker<'_, P> {
     }
 
     /// Takes the next epoch. From now on its old owner cannot update the root.
-    pub(crate) async fn claim(&self, wanted: &TakeRequest) -> Result<StandingRoot, TakeError> {
+    pub(crate) async fn claim(&self, wanted: &TakeRequest) -> Result<VersionedRoot, TakeError> {
         for _ in 0..ATTEMPTS_MAX {
-            let StandingRoot { root, version } = read_root(self.port, &wanted.name).await?;
+            let VersionedRoot { root, version } = read_root(self.port, &wanted.name).await?;
             if root.deleted {
                 return Err(TakeError::Deleted);
             }
@@ -193,7 +193,7 @@ impl<P: LogPort> Taker<'_, P> {
     pub(crate) async fn read_log(
         &self,
         host: HostId,
-        claimed: &[StandingRoot],
+        claimed: &[VersionedRoot],
     ) -> Vec<Result<Chain, UnreadableLog>> {
         let mut read: Vec<Option<Result<Chain, UnreadableLog>>> = vec![None; claimed.len()];
         loop {
@@ -227,7 +227,7 @@ impl<P: LogPort> Taker<'_, P> {
     async fn read_group(
         &self,
         host: HostId,
-        claimed: &[StandingRoot],
+        claimed: &[VersionedRoot],
     ) -> (Vec<Chain>, Option<ScanError>) {
         // The own log stood up to where this host has resolved it.
         let known = match host == self.own.host {
@@ -237,7 +237,7 @@ impl<P: LogPort> Taker<'_, P> {
         let mut low = read_low_mark(self.port, host).await;
         let mut attempts = 0;
         loop {
-            let chains = claimed.iter().map(|StandingRoot { root, .. }| {
+            let chains = claimed.iter().map(|VersionedRoot { root, .. }| {
                 let none = Predecessor {
                     host,
                     epoch: root.epoch,
@@ -271,7 +271,7 @@ impl<P: LogPort> Taker<'_, P> {
         &self,
         host: HostId,
         scan: &mut Scan,
-        claimed: &[StandingRoot],
+        claimed: &[VersionedRoot],
     ) -> Result<(), ScanError> {
         let fences: Vec<(VolumeId, Epoch)> = claimed
             .iter()
@@ -316,10 +316,10 @@ impl<P: LogPort> Taker<'_, P> {
     pub(crate) async fn adopt(
         &self,
         wanted: &TakeRequest,
-        claimed: StandingRoot,
+        claimed: VersionedRoot,
         chain: Option<&Chain>,
-    ) -> Result<StandingRoot, TakeError> {
-        let StandingRoot { root, version } = claimed;
+    ) -> Result<VersionedRoot, TakeError> {
+        let VersionedRoot { root, version } = claimed;
         let lsn = chain.map_or(root.lsn, |chain| chain.last);
         let mut deltas = root.deltas.clone();
         let found = chain.iter().flat_map(|chain| &chain.deltas);

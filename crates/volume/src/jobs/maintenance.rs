@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::lock::lock;
 use crate::log::layout::BLOCK_SECTORS;
-use crate::request::space::Fill;
+use crate::request::space::TickInput;
 use crate::request::tail::{Status, Tail};
 use crate::store::recovery_point::Change;
 use crate::store::root_watch;
@@ -85,7 +85,7 @@ impl TailView {
         TailView {
             status: inner.status,
             newest: inner.newest,
-            oldest_unstored: inner.ages.oldest_after(tail.stored(), inner.newest),
+            oldest_unstored: inner.ages.oldest_after(tail.stored_lsn(), inner.newest),
             oldest_uncut: inner.ages.oldest_after(inner.cut, inner.newest),
             loose: inner.loose_layers().last().map(|layer| layer.last),
             cut: inner.cut,
@@ -95,7 +95,7 @@ impl TailView {
 
     /// What is brought to the store only to make room: whole slices. Less than one only if nothing
     /// else of the volume is left to bring there, for what is written over meanwhile need not go.
-    fn wanted_for_space(&self, stored: Lsn) -> Lsn {
+    fn upload_target_for_space(&self, stored: Lsn) -> Lsn {
         let rest = (self.cut <= stored).then_some(self.newest);
         self.loose.or(rest).unwrap_or_default()
     }
@@ -115,8 +115,8 @@ fn request_slices(engine: &Engine, tail: &Tail, look: &TailView, now: Now, crowd
         tail.upload.request(look.newest);
     }
     // Writers wait: no record waits for others.
-    if crowded && look.newest > tail.stored() {
-        let wanted = look.wanted_for_space(tail.stored());
+    if crowded && look.newest > tail.stored_lsn() {
+        let wanted = look.upload_target_for_space(tail.stored_lsn());
         if tail.upload.request_now(wanted) {
             engine.host_log.wake();
         }
@@ -161,8 +161,8 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
         let look = TailView::at(tail);
         let newest = look.newest;
         extents += look.extents as u64;
-        unframed |= newest > tail.framed();
-        moving |= newest > tail.stored();
+        unframed |= newest > tail.framed_lsn();
+        moving |= newest > tail.stored_lsn();
         if look.status != Status::Live {
             continue;
         }
@@ -183,7 +183,7 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     if !engine.space.parked.is_empty() {
         root_watch::on_parked(engine, now.mono_ns);
     }
-    let fill = Fill {
+    let fill = TickInput {
         now_ns: now.mono_ns,
         pressure,
         log_bytes: u64::from(engine.layout.segments) * engine.layout.segment_bytes,
@@ -196,7 +196,7 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     if unframed && seal {
         engine.committer().request_round(engine);
     } else if seal {
-        engine.committer().prove_last_frame(engine);
+        engine.committer().append_proof_frame(engine);
     }
     if counts.ready < counts.ready_target() || counts.dying > 0 {
         engine.request_reclaim();

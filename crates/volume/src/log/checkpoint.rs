@@ -224,7 +224,7 @@ fn merge_small_layers(engine: &Arc<Engine>, tail: Arc<Tail>, layers: &[FrozenLay
 
 /// Before the first round, nothing else syncs the log, and a start that fails marks it by itself.
 async fn sync(engine: &Arc<Engine>) -> Result<(), DiskError> {
-    if let Some(committer) = engine.begun_committer() {
+    if let Some(committer) = engine.committer_after_recovery() {
         return committer.sync_log(engine).await;
     }
     let synced = engine.port.sync(FileId::LOG).await;

@@ -213,7 +213,7 @@ impl Committer {
     /// Called now and then. Where nothing came after the journal's last frame since the last call, an
     /// empty one is put behind it: it proves that the one before was durable, so that damage to it is
     /// found, and not taken for a frame that a loss of power cut short.
-    pub(crate) fn prove_last_frame(&self, engine: &Arc<impl CommitEnvironment>) {
+    pub(crate) fn append_proof_frame(&self, engine: &Arc<impl CommitEnvironment>) {
         let mut state = lock(&self.state);
         let idle = state.phase == Phase::Idle && !state.wanted;
         let quiet = idle && state.seen == state.started;
@@ -392,7 +392,7 @@ impl Committer {
                 let cut = tail.newest();
                 (tail, cut)
             })
-            .filter(|(tail, cut)| *cut > tail.framed())
+            .filter(|(tail, cut)| *cut > tail.framed_lsn())
             .collect();
         state.written = std::mem::take(&mut state.records);
         state.phase = Phase::SyncData;

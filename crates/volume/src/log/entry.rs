@@ -1,6 +1,6 @@
 //! One commit, as the index ring and the frames record it.
 
-use crate::codec::{Reader, Truncated, Writer};
+use crate::codec::{Reader, TruncatedInput, Writer};
 use crate::map::layers::LogAddr;
 use crate::units::{Lsn, Span};
 
@@ -32,7 +32,7 @@ impl Entry {
         }
     }
 
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Entry>, Truncated> {
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Entry>, TruncatedInput> {
         let words = [r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?];
         Ok(Entry::from_words(words))
     }

@@ -24,7 +24,7 @@ use super::entry::{ENTRY_BYTES, Entry};
 use super::layout::BLOCK_BYTES;
 use super::ring::TailId;
 use super::session::Sessions;
-use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::hostlog::notes::LogState;
 use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId, VolumeSize};
 
@@ -74,7 +74,7 @@ impl TailRecord {
     }
 
     /// None if a flag is not known here.
-    fn decode(r: &mut Reader<'_>) -> Result<Option<TailRecord>, Truncated> {
+    fn decode(r: &mut Reader<'_>) -> Result<Option<TailRecord>, TruncatedInput> {
         let (tail, name, stored) = (tail_id(r)?, r.text()?, Lsn(r.u64()?));
         let (sequence, nonce) = (r.u64()?, r.u64()?);
         let flags = r.u8()?;
@@ -261,11 +261,11 @@ pub(crate) enum FrameParse {
 pub(crate) fn decode(bytes: &[u8], host: HostId) -> FrameParse {
     match decode_header(bytes, host) {
         Ok(found) => found,
-        Err(Truncated) => FrameParse::NoFrame,
+        Err(TruncatedInput) => FrameParse::NoFrame,
     }
 }
 
-fn decode_header(bytes: &[u8], host: HostId) -> Result<FrameParse, Truncated> {
+fn decode_header(bytes: &[u8], host: HostId) -> Result<FrameParse, TruncatedInput> {
     let mut r = Reader::new(bytes);
     let magic = r.array::<8>()? == MAGIC;
     let version = r.u16()?;
@@ -301,7 +301,7 @@ fn decode_header(bytes: &[u8], host: HostId) -> Result<FrameParse, Truncated> {
     }))
 }
 
-fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, Truncated> {
+fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, TruncatedInput> {
     let mut r = Reader::new(bytes);
     let mut records = Vec::new();
     while r.remaining() > 0 {
@@ -339,7 +339,7 @@ fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, Truncated> {
     Ok(Some(records))
 }
 
-fn tail_id(r: &mut Reader<'_>) -> Result<TailId, Truncated> {
+fn tail_id(r: &mut Reader<'_>) -> Result<TailId, TruncatedInput> {
     Ok(TailId {
         volume: VolumeId(r.array()?),
         since: Epoch(r.u64()?),
@@ -350,7 +350,7 @@ fn tail_id(r: &mut Reader<'_>) -> Result<TailId, Truncated> {
 mod tests {
     use super::*;
     use crate::hostlog::names::{Digest, Position};
-    use crate::log::session::Boot;
+    use crate::log::session::BootId;
     use crate::map::layers::LogAddr;
     use crate::units::Span;
 
@@ -368,7 +368,7 @@ mod tests {
             generation: 1,
         };
         vec![
-            Record::Sessions(Sessions::default().begin(5, Boot(6), true)),
+            Record::Sessions(Sessions::default().begin(5, BootId(6), true)),
             Record::Tail(TailRecord {
                 tail,
                 name: "demo".into(),

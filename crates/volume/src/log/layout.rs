@@ -13,7 +13,7 @@
 
 use blkmq::io::SECTOR_BYTES;
 
-use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::error::OpenError;
 use crate::units::HostId;
 
@@ -136,11 +136,13 @@ impl Superblock {
             return Ok(None);
         }
         Self::decode_written(block)
-            .unwrap_or_else(|Truncated| Err(OpenError::Foreign("the log file is too short".into())))
+            .unwrap_or_else(|TruncatedInput| {
+                Err(OpenError::Foreign("the log file is too short".into()))
+            })
             .map(Some)
     }
 
-    fn decode_written(block: &[u8]) -> Result<Result<Superblock, OpenError>, Truncated> {
+    fn decode_written(block: &[u8]) -> Result<Result<Superblock, OpenError>, TruncatedInput> {
         let mut r = Reader::new(block);
         if r.array()? != SUPER_MAGIC {
             return Ok(Err(OpenError::Foreign(

@@ -12,7 +12,7 @@ use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::log::entry::ENTRY_BYTES;
 use crate::map::layers::{DirtyExtent, FrozenLayer, LogAddr, merge};
-use crate::map::{Cover, ExtentMap};
+use crate::map::{Coverage, ExtentMap};
 use crate::request::tail::Tail;
 use crate::units::Lsn;
 
@@ -44,7 +44,7 @@ pub(super) async fn merge_layers(
     let has_died = !dead.is_empty();
     let (first, last) = (layers.first().cloned(), layers.last().cloned());
     let ends: Vec<FrozenLayer> = first.into_iter().chain(last).collect();
-    if !put_in_place(engine, tail, layers, (merged, dead, bytes)).await {
+    if !install_merged_layer(engine, tail, layers, (merged, dead, bytes)).await {
         return false;
     }
     if purpose == MergeFor::Space {
@@ -55,7 +55,7 @@ pub(super) async fn merge_layers(
 
 /// Puts a layer in place of those that it equals, unless a slice has some of them by then; what it hides of
 /// them dies.
-async fn put_in_place(
+async fn install_merged_layer(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     layers: Vec<FrozenLayer>,
@@ -91,20 +91,20 @@ pub(crate) async fn merge_before_cut(engine: &Arc<Engine>, tail: &Arc<Tail>, mos
     let extents: usize = layers.iter().map(|layer| layer.map.len()).sum();
     let bytes = (extents * ENTRY_BYTES) as u64;
     let maps: Vec<_> = layers.iter().map(|layer| Arc::clone(&layer.map)).collect();
-    let hides = engine
-        .port
-        .compute(ComputeKind::Merge, bytes / 8, move || hide_much(&maps));
+    let hides = engine.port.compute(ComputeKind::Merge, bytes / 8, move || {
+        has_much_overlap(&maps)
+    });
     if !matches!(hides.await, Ok(true)) {
         return false;
     }
     let Some(merged) = compute_merge(engine, &layers).await else {
         return false;
     };
-    put_in_place(engine, tail, layers, merged).await
+    install_merged_layer(engine, tail, layers, merged).await
 }
 
 /// Whether a quarter of the newer layers hides something of older ones.
-fn hide_much(layers: &[Arc<ExtentMap<DirtyExtent>>]) -> bool {
+fn has_much_overlap(layers: &[Arc<ExtentMap<DirtyExtent>>]) -> bool {
     let (mut looked_at, mut hiding) = (0, 0);
     for (nth, layer) in layers.iter().enumerate().skip(1) {
         let step = layer.len().div_ceil(SAMPLES).max(1);
@@ -113,7 +113,7 @@ fn hide_much(layers: &[Arc<ExtentMap<DirtyExtent>>]) -> bool {
             hiding += usize::from(
                 layers[..nth]
                     .iter()
-                    .any(|older| !matches!(older.find(span), Cover::Nothing)),
+                    .any(|older| !matches!(older.find(span), Coverage::Nothing)),
             );
         }
     }

@@ -135,7 +135,7 @@ fn drop_clean(engine: &Arc<Engine>, most: usize) {
     for (segment, summaries) in engine.segments.idle_segments(most) {
         for summary in &summaries {
             if let Some(tail) = engine.tail(summary.tail) {
-                purge(engine, &tail, summary);
+                remove_clean_extents(engine, &tail, summary);
             }
         }
         // Counted after the purge: whatever made it idle was committed before this.
@@ -147,7 +147,7 @@ fn drop_clean(engine: &Arc<Engine>, most: usize) {
 }
 
 /// Takes the clean extents that still point into this part of a segment out of the map.
-fn purge(engine: &Engine, tail: &Tail, summary: &SummaryEntry) {
+fn remove_clean_extents(engine: &Engine, tail: &Tail, summary: &SummaryEntry) {
     let mut inner = tail.lock();
     let mut stale: SmallVec<[(Span, LogAddr); 4]> = SmallVec::new();
     inner.layers.clean.walk(summary.span, |part, clean| {
@@ -180,7 +180,7 @@ async fn clean(engine: &Arc<Engine>, worth: u64) -> bool {
     tracing::debug!(segment, "moving the last live bytes of a segment");
     for summary in summaries {
         if let Some(tail) = engine.tail(summary.tail) {
-            match move_live(engine, &tail, &summary).await {
+            match copy_live_extents(engine, &tail, &summary).await {
                 Some(sectors) => moved |= sectors > 0,
                 None => break,
             }
@@ -247,7 +247,7 @@ fn live_blocks(engine: &Engine, summaries: &[SummaryEntry]) -> Option<u64> {
             return None;
         }
         let parts = live_parts(engine, &tail, summary);
-        if !parts.is_empty() && tail.lock().serving().is_err() {
+        if !parts.is_empty() && tail.lock().check_serving().is_err() {
             return None;
         }
         let of_part = |(span, ..): &(Span, LogAddr, Pin)| span.sectors().div_ceil(BLOCK_SECTORS);
@@ -267,7 +267,11 @@ async fn merge_loose(engine: &Arc<Engine>, tail: &Arc<Tail>, worth: u64) -> bool
 
 /// Copies what still lives of one write to another segment; tells how many sectors found a new
 /// place. None: that is not possible now.
-async fn move_live(engine: &Arc<Engine>, tail: &Arc<Tail>, summary: &SummaryEntry) -> Option<u64> {
+async fn copy_live_extents(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    summary: &SummaryEntry,
+) -> Option<u64> {
     let mut sectors_moved = 0;
     // Pinned until the move is done: were the segment reused meanwhile, and the same sectors
     // written to the same place, the old bytes would pass for the new ones.
@@ -342,18 +346,20 @@ fn is_on_its_way(tail: &Tail, summary: &SummaryEntry) -> bool {
 fn live_parts(engine: &Engine, tail: &Tail, summary: &SummaryEntry) -> Vec<(Span, LogAddr, Pin)> {
     let inner = tail.lock();
     let mut live = Vec::new();
-    inner
-        .layers
-        .lookup_after(movable_after(&inner), summary.span, &mut |part, addr| {
+    inner.layers.lookup_after(
+        movable_after_lsn(&inner),
+        summary.span,
+        &mut |part, addr| {
             if points_into(summary, part, addr) {
                 live.push((part, addr, engine.segments.pin(addr)));
             }
-        });
+        },
+    );
     live
 }
 
 /// The cleaner moves what is in newer layers than this.
-fn movable_after(inner: &Inner) -> Lsn {
+fn movable_after_lsn(inner: &Inner) -> Lsn {
     if canary::active!("cleaner_moves_slices") {
         return Lsn::ZERO;
     }
@@ -368,13 +374,13 @@ fn relocate(engine: &Engine, tail: &Tail, lot: &Lot, old: LogAddr) -> u64 {
     // A slice may have been cut meanwhile.
     inner
         .layers
-        .lookup_after(movable_after(&inner), lot.span, &mut |part, found| {
+        .lookup_after(movable_after_lsn(&inner), lot.span, &mut |part, found| {
             if found == old.skip(part.start - lot.span.start) {
                 parts.push(part);
             }
         });
     let slots = parts.len() as u64;
-    if parts.is_empty() || inner.serving().is_err() || !tail.reserve(&mut inner, slots) {
+    if parts.is_empty() || inner.check_serving().is_err() || !tail.reserve(&mut inner, slots) {
         return 0;
     }
     let mut kept = 0;

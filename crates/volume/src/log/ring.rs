@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::entry::Entry;
-use super::session::Boot;
+use super::session::BootId;
 use crate::codec::crc64;
 use crate::units::{Epoch, HostId, LogSession, Lsn, VolumeId};
 
@@ -85,7 +85,7 @@ pub struct RingId {
 
 /// Rings that were put aside, and what they take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RingsAside {
+pub struct RetainedRings {
     /// Where they are, for a message.
     pub place: String,
     /// How many are kept there.
@@ -116,7 +116,7 @@ pub trait Rings: Send + Sync {
     ///
     /// # Errors
     /// A text that names the file and the cause; the region is where it was.
-    fn set_aside(&self, ring: RingId) -> Result<RingsAside, String>;
+    fn set_aside(&self, ring: RingId) -> Result<RetainedRings, String>;
 }
 
 /// Words of a region for this many entries.
@@ -160,7 +160,7 @@ fn halves(id: &[u8; 16]) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-fn header(ring: &RingId, boot: Boot) -> [u64; FIXED_WORDS] {
+fn header(ring: &RingId, boot: BootId) -> [u64; FIXED_WORDS] {
     let (volume, since) = match ring.tail {
         Some(tail) => (halves(&tail.volume.0), tail.since.0),
         None => ([0; 2], 0),
@@ -183,7 +183,7 @@ fn entries_in(words: usize) -> u64 {
 impl Ring {
     /// Makes a region this empty ring. What stood in it is void from here on, so the caller has
     /// sealed it before.
-    pub(crate) fn format(region: Arc<dyn RingRegion>, ring: &RingId, boot: Boot) -> Ring {
+    pub(crate) fn format(region: Arc<dyn RingRegion>, ring: &RingId, boot: BootId) -> Ring {
         let header = header(ring, boot);
         let header_crc = words_crc(&header);
         let words = region.words();
@@ -206,7 +206,7 @@ impl Ring {
     pub(crate) fn open_existing(
         region: Arc<dyn RingRegion>,
         ring: &RingId,
-        boot: Boot,
+        boot: BootId,
     ) -> Option<Ring> {
         let words = region.words();
         if words.len() < HEADER_WORDS || !words.len().is_multiple_of(SLOT_WORDS) {
@@ -246,9 +246,9 @@ impl Ring {
     }
 
     /// The boot in whose memory a ring was made, if it is one.
-    pub(crate) fn boot_of(region: &dyn RingRegion) -> Boot {
+    pub(crate) fn boot_of(region: &dyn RingRegion) -> BootId {
         let word = region.words().get(BOOT_WORD);
-        Boot(word.map_or(0, |word| word.load(Ordering::Acquire)))
+        BootId(word.map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
     /// Marks the log as poisoned, for the next process. One store, so that it is
@@ -360,7 +360,7 @@ mod tests {
     };
     const HOST: HostId = HostId([2; 16]);
 
-    const BOOT: Boot = Boot(9);
+    const BOOT: BootId = BootId(9);
     const RING: RingId = RingId {
         host: HOST,
         session: LogSession {
@@ -403,7 +403,7 @@ mod tests {
             ..RING
         };
         assert!(believed(RING, BOOT));
-        assert!(!believed(RING, Boot(8)));
+        assert!(!believed(RING, BootId(8)));
         assert!(!believed(tail(None), BOOT));
         let since = Epoch(4);
         assert!(!believed(tail(Some(TailId { since, ..TAIL })), BOOT));
@@ -434,7 +434,7 @@ mod tests {
         let again = Ring::open_existing(region.clone(), &RING, BOOT).expect("the same ring");
         assert!(again.is_poisoned());
         assert_eq!(again.read(Lsn(1)), Some(entry(1)));
-        assert!(Ring::open_existing(region, &RING, Boot(8)).is_none());
+        assert!(Ring::open_existing(region, &RING, BootId(8)).is_none());
     }
 
     #[test]

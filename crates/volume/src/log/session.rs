@@ -7,16 +7,16 @@
 //!
 //! Record format: docs/format.md "Frame records".
 
-use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::units::LogSession;
 
 /// One run of the machine: its memory, and the rings in it, last as long. A hash of the boot id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Boot(pub(crate) u64);
+pub(crate) struct BootId(pub(crate) u64);
 
-impl Boot {
-    pub(crate) fn new(boot_id: &[u8; 16]) -> Boot {
-        Boot(crc64(&[boot_id]))
+impl BootId {
+    pub(crate) fn new(boot_id: &[u8; 16]) -> BootId {
+        BootId(crc64(&[boot_id]))
     }
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Sessions {
     /// What was drawn for each, the newest last. Numbers have no gaps.
     drawn: Vec<u64>,
     /// The boot in which the newest began, and in whose memory its rings are.
-    boot: Boot,
+    boot: BootId,
     /// The newest one found every ring of the one before that it looked for: those hold nothing that
     /// the log does not.
     has_read_rings: bool,
@@ -51,7 +51,7 @@ impl Sessions {
     }
 
     /// The next session, which is to be made durable in the log before it serves.
-    pub(crate) fn begin(&self, drawn: u64, boot: Boot, has_read_rings: bool) -> Sessions {
+    pub(crate) fn begin(&self, drawn: u64, boot: BootId, has_read_rings: bool) -> Sessions {
         let mut next = self.clone();
         if next.drawn.len() == HISTORY_MAX {
             next.drawn.remove(0);
@@ -93,7 +93,7 @@ impl Sessions {
     }
 
     /// Whether the newest session's rings are in this boot's memory, if they are anywhere.
-    pub(crate) fn is_of_boot(&self, boot: Boot) -> bool {
+    pub(crate) fn is_of_boot(&self, boot: BootId) -> bool {
         self.newest > 0 && self.boot == boot
     }
 
@@ -114,8 +114,8 @@ impl Sessions {
     }
 
     /// None if there are more sessions than numbers, or none at all.
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Sessions>, Truncated> {
-        let (newest, boot) = (r.u64()?, Boot(r.u64()?));
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Sessions>, TruncatedInput> {
+        let (newest, boot) = (r.u64()?, BootId(r.u64()?));
         let has_read_rings = r.u8()? != 0;
         let count = r.u32()? as usize;
         let mut body = Reader::new(r.raw(count.saturating_mul(8))?);
@@ -135,7 +135,7 @@ impl Sessions {
 mod tests {
     use super::*;
 
-    const BOOT: Boot = Boot(9);
+    const BOOT: BootId = BootId(9);
 
     #[test]
     fn a_log_knows_its_sessions_and_not_those_of_a_copy_since_it_was_copied() {
@@ -192,7 +192,7 @@ mod tests {
                     .has_read_rings_of(first.current())
             );
         }
-        assert!(first.is_of_boot(BOOT) && !first.is_of_boot(Boot(8)));
-        assert!(!Sessions::default().is_of_boot(Boot::default()));
+        assert!(first.is_of_boot(BOOT) && !first.is_of_boot(BootId(8)));
+        assert!(!Sessions::default().is_of_boot(BootId::default()));
     }
 }

@@ -141,7 +141,7 @@ impl Index {
     }
 
     /// The pack of a delta cannot be read; all its extents lie within `span`.
-    pub(crate) fn lose_delta(&mut self, span: Span) {
+    pub(crate) fn mark_delta_unreadable(&mut self, span: Span) {
         if !span.is_empty() {
             self.lost.push(span);
             self.apply_delta(span, Delta::Lost);
@@ -149,13 +149,13 @@ impl Index {
     }
 
     /// A node cannot be read.
-    pub(crate) fn lose_node(&mut self, node: u64) {
+    pub(crate) fn mark_node_unreadable(&mut self, node: u64) {
         self.lost_nodes.insert(node);
     }
 
     /// Where packs that cannot be read had something: nothing is folded there, so that the volume is
     /// whole again once they are put back.
-    pub(crate) fn lost(&self) -> &[Span] {
+    pub(crate) fn unreadable_spans(&self) -> &[Span] {
         &self.lost
     }
 

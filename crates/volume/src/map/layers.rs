@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use blkmq::io::SECTOR_BYTES;
 
-use super::{Cover, ExtentMap, SectorRun};
+use super::{Coverage, ExtentMap, SectorRun};
 use crate::units::{Lsn, Span};
 
 /// A position in the log, in sectors. Never zero: the log begins with its superblock.
@@ -215,11 +215,11 @@ impl Layers {
         while let Some(newest) = layers.next_back() {
             let map = &self.frozen[newest].map;
             match map.find(span) {
-                Cover::Nothing => {}
-                Cover::Whole { value, skipped } => {
+                Coverage::Nothing => {}
+                Coverage::Whole { value, skipped } => {
                     return visit(span, value.skip(skipped).location());
                 }
-                Cover::Parts => {
+                Coverage::Parts => {
                     return map.walk(span, |part, dirty| match dirty {
                         Some(dirty) => visit(part, dirty.location()),
                         None => self.lookup_frozen(layers.clone(), part, visit),

@@ -29,7 +29,7 @@ pub(crate) struct ExtentMap<V> {
 }
 
 /// What one search says of a span.
-pub(crate) enum Cover<'a, V> {
+pub(crate) enum Coverage<'a, V> {
     /// Nothing is in it.
     Nothing,
     /// All of it is in one extent, `skipped` sectors behind its start.
@@ -81,23 +81,23 @@ impl<V: SectorRun> ExtentMap<V> {
 
     /// Looks for `span`, which is not empty, with one search: that is all that most requests need.
     #[inline]
-    pub(crate) fn find(&self, span: Span) -> Cover<'_, V> {
+    pub(crate) fn find(&self, span: Span) -> Coverage<'_, V> {
         debug_assert!(!span.is_empty());
         // Extents do not overlap: the last that begins before the span's end decides.
         let Some(at) = self.extents.last_before(span.end) else {
-            return Cover::Nothing;
+            return Coverage::Nothing;
         };
         let extent = self.extents.get(at);
         if extent.end <= span.start {
-            return Cover::Nothing;
+            return Coverage::Nothing;
         }
         if extent.start <= span.start && extent.end >= span.end {
-            return Cover::Whole {
+            return Coverage::Whole {
                 value: &extent.value,
                 skipped: span.start - extent.start,
             };
         }
-        Cover::Parts
+        Coverage::Parts
     }
 
     /// Puts `value` at `span`. What stood there goes to `old`, cut to size.
@@ -174,10 +174,10 @@ impl<V: SectorRun> ExtentMap<V> {
             return;
         }
         match self.find(span) {
-            Cover::Nothing => visit(span, None),
-            Cover::Whole { value, skipped: 0 } => visit(span, Some(value)),
-            Cover::Whole { value, skipped } => visit(span, Some(&value.skip(skipped))),
-            Cover::Parts => self.walk_parts(span, visit),
+            Coverage::Nothing => visit(span, None),
+            Coverage::Whole { value, skipped: 0 } => visit(span, Some(value)),
+            Coverage::Whole { value, skipped } => visit(span, Some(&value.skip(skipped))),
+            Coverage::Parts => self.walk_parts(span, visit),
         }
     }
 

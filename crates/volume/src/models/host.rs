@@ -38,7 +38,7 @@ pub(super) fn what_was_flushed_is_durable_and_every_flush_ends() {
                     let moves = request(&machine, &volume, write(client), fill).unwrap();
                     let newest = volume.newest();
                     request(&machine, &volume, Op::Flush, 0).unwrap();
-                    let framed = volume.tail.framed();
+                    let framed = volume.tail.framed_lsn();
                     assert!(framed >= newest, "its entry is in no frame");
                     let synced = moves.written.iter().all(|at| machine.is_synced(*at));
                     assert!(synced, "its bytes were not synced");

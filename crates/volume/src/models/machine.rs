@@ -18,7 +18,7 @@ use crate::driver::{
     DiskError, DiskOp, Notify, Outcome, Request, RequestOp, StoreError, StoreOp, StoreReply,
     Version,
 };
-use crate::log::ring::{HeapRegion, RingId, RingRegion, Rings, RingsAside};
+use crate::log::ring::{HeapRegion, RetainedRings, RingId, RingRegion, Rings};
 use crate::options::Options;
 use crate::store::open::OpenMode;
 use crate::store::volume_spec::VolumeSpec;
@@ -121,7 +121,7 @@ impl Rings for HeapRings {
         self.0.lock().unwrap().keys().copied().collect()
     }
 
-    fn set_aside(&self, _: RingId) -> Result<RingsAside, String> {
+    fn set_aside(&self, _: RingId) -> Result<RetainedRings, String> {
         Err("no ring is damaged here".into())
     }
 }
@@ -360,7 +360,7 @@ fn begin_driving(
                     ticks += 1;
                     // The others go on meanwhile.
                     thread::yield_now();
-                    on.pass_time(TICK_NS);
+                    on.advance_clock(TICK_NS);
                 }
                 if !requests.is_empty() {
                     ticks = 0;

@@ -6,7 +6,7 @@
 
 use super::FormatError;
 use super::pack::{Ancestor, Lineage};
-use crate::codec::{Reader, Truncated, Writer};
+use crate::codec::{Reader, TruncatedInput, Writer};
 use crate::units::{Lsn, VolumeId};
 
 const MUST_UNDERSTAND: u16 = 1;
@@ -38,7 +38,7 @@ pub struct Extensions(pub Vec<Extension>);
 
 impl Extensions {
     /// The LSN up to which deltas were folded, if it is said.
-    pub(super) fn folded(&self) -> Option<Lsn> {
+    pub(super) fn folded_lsn(&self) -> Option<Lsn> {
         let bytes = self.find(FOLDED)?.try_into().ok()?;
         Some(Lsn(u64::from_le_bytes(bytes)))
     }
@@ -138,13 +138,13 @@ fn decode_extension(r: &mut Reader<'_>, version: u16) -> Result<Extension, Forma
     Ok(Extension { tag, bytes })
 }
 
-fn decode_labels(bytes: &[u8]) -> Result<Labels, Truncated> {
+fn decode_labels(bytes: &[u8]) -> Result<Labels, TruncatedInput> {
     let mut r = Reader::new(bytes);
     let labels = (0..r.u16()?)
         .map(|_| Ok((r.text()?, r.text()?)))
-        .collect::<Result<_, Truncated>>()?;
+        .collect::<Result<_, TruncatedInput>>()?;
     match r.remaining() {
         0 => Ok(labels),
-        _ => Err(Truncated),
+        _ => Err(TruncatedInput),
     }
 }

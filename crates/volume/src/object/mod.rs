@@ -88,8 +88,8 @@ pub enum FormatError {
     Corrupt(&'static str),
 }
 
-impl From<crate::codec::Truncated> for FormatError {
-    fn from(_: crate::codec::Truncated) -> FormatError {
+impl From<crate::codec::TruncatedInput> for FormatError {
+    fn from(_: crate::codec::TruncatedInput) -> FormatError {
         FormatError::Corrupt("it ends too early")
     }
 }

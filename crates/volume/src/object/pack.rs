@@ -47,7 +47,7 @@ use blkmq::io::SECTOR_BYTES;
 
 use super::sessions::{decode_session, encode_session};
 use super::{FormatError, ObjectId};
-use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::hostlog::names::SessionName;
 use crate::map::SectorRun;
 use crate::units::{Epoch, Lsn, Span, VolumeId};
@@ -159,7 +159,7 @@ impl Chunk {
     /// # Errors
     /// `Corrupt` if the bytes fail the checksum or do not decompress to the chunk's length.
     pub fn open(&self, stored: &[u8]) -> Result<Vec<u8>, FormatError> {
-        let binding = binding(self.origin, self.span, self.lsn);
+        let binding = checksum_fields(self.origin, self.span, self.lsn);
         if crc64(&[&binding, stored]) != self.checksum {
             return Err(FormatError::Corrupt("a chunk fails its checksum"));
         }
@@ -216,7 +216,7 @@ pub enum Item {
 }
 
 /// The fields that a checksum binds.
-fn binding(origin: VolumeId, span: Span, lsn: Lsn) -> [u8; 40] {
+fn checksum_fields(origin: VolumeId, span: Span, lsn: Lsn) -> [u8; 40] {
     let mut bytes = [0; 40];
     bytes[..16].copy_from_slice(&origin.0);
     bytes[16..24].copy_from_slice(&span.start.to_le_bytes());
@@ -281,7 +281,7 @@ fn decode_slice(r: &mut Reader<'_>, pack: ObjectId) -> Result<Section, FormatErr
         epoch,
         first,
         last,
-        lineage: lineage.collect::<Result<_, Truncated>>()?,
+        lineage: lineage.collect::<Result<_, TruncatedInput>>()?,
     };
     let mut r = Reader::new(r.raw(entries.saturating_mul(ENTRY_BYTES))?);
     let items = (0..entries)
@@ -326,7 +326,7 @@ pub const CHUNK_BYTES_MAX: u64 = 4 << 20;
 
 /// How much is done to make chunks smaller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Effort {
+pub enum CompressionEffort {
     /// What is written is read again soon, and the processor is the guest's.
     #[default]
     Usual,
@@ -334,12 +334,12 @@ pub enum Effort {
     Least,
 }
 
-impl Effort {
+impl CompressionEffort {
     /// zstd's level.
     fn level(self) -> i32 {
         match self {
-            Effort::Usual => 1,
-            Effort::Least => -4,
+            CompressionEffort::Usual => 1,
+            CompressionEffort::Least => -4,
         }
     }
 }
@@ -413,11 +413,11 @@ impl Pack {
 impl PackWriter {
     /// An empty pack of this session, with this number there.
     pub fn new(session: SessionName, number: u64) -> PackWriter {
-        PackWriter::with_effort(session, number, Effort::Usual)
+        PackWriter::with_effort(session, number, CompressionEffort::Usual)
     }
 
     /// The same, to be filled with this effort.
-    pub fn with_effort(session: SessionName, number: u64, effort: Effort) -> PackWriter {
+    pub fn with_effort(session: SessionName, number: u64, effort: CompressionEffort) -> PackWriter {
         let mut w = Writer::new();
         w.raw(&MAGIC).u16(VERSION).u16(0).u32(0);
         PackWriter {
@@ -473,7 +473,7 @@ impl PackWriter {
             Some(bytes) => (Codec::Zstd, &self.packed[..bytes]),
             None => (Codec::Plain, content),
         };
-        let checksum = crc64(&[&binding(origin, span, lsn), stored]);
+        let checksum = crc64(&[&checksum_fields(origin, span, lsn), stored]);
         let fits = "packs are closed long before 4 GiB";
         let chunk = Chunk {
             pack: self.id,

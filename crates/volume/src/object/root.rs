@@ -20,7 +20,7 @@ use super::pack::{Ancestor, Lineage};
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use super::sessions::{SessionNames, decode_session, decode_sessions, encode_session, object_of};
 use super::{FormatError, ObjectId};
-use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::hostlog::names::{Position, SessionName};
 use crate::units::{Epoch, HostId, Lsn, RootMark, Span, VolumeId, VolumeSize};
 
@@ -67,7 +67,7 @@ impl Owner {
         body.raw(&self.host.0).text(&self.label);
     }
 
-    fn decode(r: &mut Reader<'_>) -> Result<Owner, Truncated> {
+    fn decode(r: &mut Reader<'_>) -> Result<Owner, TruncatedInput> {
         Ok(Owner {
             host: HostId(r.array()?),
             label: r.text()?,
@@ -183,8 +183,8 @@ impl Root {
 
     /// Pages may hold content up to here: what a fold has taken out of the deltas. Zero: nothing was folded.
     /// None: there are pages, and the root does not say up to where.
-    pub(crate) fn folded(&self) -> Option<Lsn> {
-        match self.extensions.folded() {
+    pub(crate) fn folded_lsn(&self) -> Option<Lsn> {
+        match self.extensions.folded_lsn() {
             Some(folded) => Some(folded),
             None => self.nodes.is_empty().then_some(Lsn::ZERO),
         }
@@ -192,7 +192,7 @@ impl Root {
 
     /// Notes that a fold took all deltas up to here.
     pub(crate) fn set_folded(&mut self, lsn: Lsn) {
-        let lsn = lsn.max(self.folded().unwrap_or_default());
+        let lsn = lsn.max(self.folded_lsn().unwrap_or_default());
         self.extensions.set_folded(lsn);
     }
 
@@ -308,7 +308,7 @@ impl Root {
     /// If it is damaged, of a newer format, or no root.
     pub fn decode(bytes: &[u8]) -> Result<Root, FormatError> {
         let mut r = Reader::new(bytes);
-        if r.array().map_err(|Truncated| FormatError::Foreign)? != MAGIC {
+        if r.array().map_err(|TruncatedInput| FormatError::Foreign)? != MAGIC {
             return Err(FormatError::Foreign);
         }
         let version = r.u16()?;
@@ -333,7 +333,7 @@ impl Root {
         let (sequence, nonce) = (r.u64()?, r.u64()?);
         let earlier = (0..r.u8()?)
             .map(|_| r.u64())
-            .collect::<Result<_, Truncated>>()?;
+            .collect::<Result<_, TruncatedInput>>()?;
         let hold = Hold::decode(r)?;
         let (lsn, unix_ms) = (Lsn(r.u64()?), r.u64()?);
         let sessions = r.u32()? as usize;
@@ -420,7 +420,7 @@ impl Hold {
                     incarnation: r.u64()?,
                 })
             })
-            .collect::<Result<_, Truncated>>()?;
+            .collect::<Result<_, TruncatedInput>>()?;
         Ok(Hold {
             writer,
             owner,
@@ -553,7 +553,7 @@ mod tests {
         root.set_folded(Lsn(5));
         let found = Root::decode(&root.encode()).expect("a root");
         assert_eq!(found.lineage()[..], [ancestor(8), ancestor(9)]);
-        assert_eq!(found.folded(), Some(Lsn(7)));
+        assert_eq!(found.folded_lsn(), Some(Lsn(7)));
         assert!(found.is_origin(root.volume) && found.is_origin(VolumeId([9; 16])));
         assert!(!found.is_origin(VolumeId([10; 16])));
         let lineage = &mut root.extensions.0[1];
@@ -582,9 +582,9 @@ mod tests {
     fn pages_of_a_root_that_does_not_say_what_was_folded_may_hold_anything() {
         let mut root = root();
         assert!(!root.nodes.is_empty());
-        assert_eq!(root.folded(), None);
+        assert_eq!(root.folded_lsn(), None);
         root.nodes.clear();
-        assert_eq!(root.folded(), Some(Lsn::ZERO), "nothing was folded");
+        assert_eq!(root.folded_lsn(), Some(Lsn::ZERO), "nothing was folded");
     }
 
     #[test]

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use super::{FormatError, ObjectId};
-use crate::codec::{Reader, Truncated, Writer};
+use crate::codec::{Reader, TruncatedInput, Writer};
 use crate::hostlog::names::SessionName;
 use crate::units::{HostId, LogSession};
 
@@ -134,7 +134,7 @@ pub(crate) fn encode_session(w: &mut Writer, name: SessionName) {
     w.raw(&name.host.0).u64(number).u64(random);
 }
 
-pub(crate) fn decode_session(r: &mut Reader<'_>) -> Result<SessionName, Truncated> {
+pub(crate) fn decode_session(r: &mut Reader<'_>) -> Result<SessionName, TruncatedInput> {
     Ok(SessionName {
         host: HostId(r.array()?),
         session: LogSession {

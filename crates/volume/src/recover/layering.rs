@@ -122,7 +122,7 @@ impl Layering<'_> {
         for commit in commits {
             top.insert(commit);
             top.last = commit.lsn;
-            if top.bytes >= self.slice_bytes && !self.may_go_on(commit) {
+            if top.bytes >= self.slice_bytes && !self.may_continue(commit) {
                 layers.push(std::mem::take(&mut top));
             }
         }
@@ -132,7 +132,7 @@ impl Layering<'_> {
 
     /// A write that is longer than what is left of a segment goes on in the next one, as a commit of its own:
     /// nothing is cut between the two.
-    fn may_go_on(&self, commit: &Entry) -> bool {
+    fn may_continue(&self, commit: &Entry) -> bool {
         commit.addr.is_some_and(|addr| {
             let after = addr.skip(commit.span.sectors()).sector();
             self.layout.segment_of(after) != self.layout.segment_of(addr.sector())
@@ -154,12 +154,12 @@ impl Layering<'_> {
                 _ => whole.push(layer),
             }
             stale.extend(gone);
-            stale.retain(|span| self.names_stale(whole.last(), *span));
+            stale.retain(|span| self.refers_to_stale_segment(whole.last(), *span));
         }
         whole
     }
 
-    fn names_stale(&self, layer: Option<&ReplayedLayer>, span: Span) -> bool {
+    fn refers_to_stale_segment(&self, layer: Option<&ReplayedLayer>, span: Span) -> bool {
         let mut found = false;
         if let Some(layer) = layer {
             layer.map.walk(span, |_, extent| {

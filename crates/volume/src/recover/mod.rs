@@ -23,7 +23,7 @@ use crate::log::frame::Frame;
 use crate::log::layout::{BLOCK_BYTES, Layout, SegmentHeader, Superblock};
 use crate::log::ring::{Rings, TailId};
 use crate::log::segments::{Segments, SummaryEntry};
-use crate::log::session::{Boot, Sessions};
+use crate::log::session::{BootId, Sessions};
 use crate::map::layers::LogAddr;
 use crate::options::Options;
 use crate::units::{HostId, Span};
@@ -66,7 +66,7 @@ pub(crate) async fn open(
     options: &Options,
     fresh_host: HostId,
     rings: &dyn Rings,
-    boot: Boot,
+    boot: BootId,
 ) -> Result<RecoveredLog, OpenError> {
     match read_superblock(port).await? {
         None => format(port, options, fresh_host).await,
@@ -161,7 +161,7 @@ async fn recover(
     superblock: Superblock,
     options: &Options,
     rings: &dyn Rings,
-    boot: Boot,
+    boot: BootId,
 ) -> Result<RecoveredLog, OpenError> {
     let layout = Layout::new(superblock.log_bytes, superblock.segment_bytes)?;
     let host = superblock.host;

@@ -1,6 +1,6 @@
 //! What recovery reports to the driver.
 
-use crate::log::ring::{RingId, RingsAside};
+use crate::log::ring::{RetainedRings, RingId};
 use crate::units::{LogSession, Lsn};
 
 /// What recovery found.
@@ -35,7 +35,7 @@ pub struct StaleRing {
     /// Which one.
     pub ring: RingId,
     /// Where it is kept now, or why it is still where it was.
-    pub aside: Result<RingsAside, String>,
+    pub aside: Result<RetainedRings, String>,
 }
 
 /// A tail that recovery found.

@@ -12,7 +12,7 @@ use super::replay::{TailReplay, replay_commit};
 use super::report::{RecoveryReport, StaleRing};
 use crate::error::OpenError;
 use crate::log::ring::{Ring, RingId, Rings, TailId, region_words};
-use crate::log::session::{Boot, Sessions};
+use crate::log::session::{BootId, Sessions};
 use crate::units::{HostId, LogSession, Lsn};
 
 /// What the last session of a log may have left in memory.
@@ -20,7 +20,7 @@ use crate::units::{HostId, LogSession, Lsn};
 pub(crate) struct PreviousRings<'a> {
     pub(crate) rings: &'a dyn Rings,
     pub(crate) host: HostId,
-    pub(crate) boot: Boot,
+    pub(crate) boot: BootId,
     pub(crate) session: LogSession,
 }
 
@@ -195,7 +195,7 @@ impl ObsoleteRings<'_> {
         for ring in self.rings.list(self.host) {
             if !self.sessions.is_own(ring.session) {
                 foreign.insert(ring.session);
-            } else if self.holds_more(ring) {
+            } else if self.has_unlogged_commits(ring) {
                 let aside = self.rings.set_aside(ring);
                 report.stale_rings.push(StaleRing { ring, aside });
             } else {
@@ -206,7 +206,7 @@ impl ObsoleteRings<'_> {
     }
 
     /// Whether it may hold commits that the log never had.
-    fn holds_more(&self, id: RingId) -> bool {
+    fn has_unlogged_commits(&self, id: RingId) -> bool {
         let Some(tail) = id.tail else {
             return false;
         };
@@ -236,11 +236,11 @@ mod tests {
 
     use super::*;
     use crate::log::entry::Entry;
-    use crate::log::ring::{HeapRegion, RingRegion, RingsAside};
+    use crate::log::ring::{HeapRegion, RetainedRings, RingRegion};
     use crate::units::{Epoch, Span, VolumeId};
 
     const HOST: HostId = HostId([1; 16]);
-    const BOOT: Boot = Boot(3);
+    const BOOT: BootId = BootId(3);
     const TAIL: TailId = TailId {
         volume: VolumeId([2; 16]),
         since: Epoch(1),
@@ -270,13 +270,13 @@ mod tests {
             Vec::new()
         }
 
-        fn set_aside(&self, _: RingId) -> Result<RingsAside, String> {
+        fn set_aside(&self, _: RingId) -> Result<RetainedRings, String> {
             Err("nothing is put aside here".into())
         }
     }
 
     /// A tail that the frames have up to LSN 1, and its ring up to LSN 2.
-    fn replayed(rescue: bool) -> TailReplay {
+    fn replayed_tail(rescue: bool) -> TailReplay {
         let rings = OneRing::default();
         let left = PreviousRings {
             rings: &rings,
@@ -311,10 +311,10 @@ mod tests {
     #[test]
     fn a_ring_is_replayed_of_a_tail_that_waits_for_its_volume_and_of_one_for_rescue() {
         for rescue in [false, true] {
-            assert_eq!(replayed(rescue).newest, Lsn(2), "rescue: {rescue}");
+            assert_eq!(replayed_tail(rescue).newest, Lsn(2), "rescue: {rescue}");
         }
         let bug = "lost_tails_lose_their_rings";
-        let seen = std::panic::catch_unwind(|| canary::with(bug, || replayed(true)));
+        let seen = std::panic::catch_unwind(|| canary::with(bug, || replayed_tail(true)));
         assert!(seen.is_err(), "planted and not seen");
     }
 }

@@ -104,7 +104,7 @@ impl Volume {
             bytes: size.bytes,
             block: size.block,
             epoch: tail.id().since,
-            stored: tail.stored(),
+            stored: tail.stored_lsn(),
             unix_ms: engine.jobs.now().unix_ms,
             owner: Some(VolumeOwner {
                 host: engine.host,
@@ -127,12 +127,14 @@ impl Volume {
     /// Where the volume stands on the ladder.
     pub fn watermarks(&self) -> Watermarks {
         let now = self.engine.jobs.now();
-        let (framed, stored) = (self.tail.framed(), self.tail.stored());
+        let (framed, stored) = (self.tail.framed_lsn(), self.tail.stored_lsn());
         let inner = self.tail.lock();
-        let stored = inner.ages.rung(stored, inner.newest, now);
+        let stored = inner.ages.watermark(stored, inner.newest, now);
         Watermarks {
-            acked: inner.ages.rung(inner.newest, inner.newest, now),
-            flushed: inner.ages.rung(framed.max(stored.lsn), inner.newest, now),
+            acked: inner.ages.watermark(inner.newest, inner.newest, now),
+            flushed: inner
+                .ages
+                .watermark(framed.max(stored.lsn), inner.newest, now),
             stored,
             overdue_ms: stored
                 .age_ms
@@ -186,8 +188,8 @@ impl Volume {
     ///
     /// # Errors
     /// What requests end with.
-    pub fn serving(&self) -> Result<(), ErrorKind> {
-        self.tail.lock().serving()
+    pub fn check_serving(&self) -> Result<(), ErrorKind> {
+        self.tail.lock().check_serving()
     }
 
     /// The newest commit: the history of the volume up to now has this many.
@@ -196,7 +198,7 @@ impl Volume {
     }
 
     fn check(&self, inner: &Inner, sector: u64, sectors: u64) -> Result<Span, ErrorKind> {
-        inner.serving()?;
+        inner.check_serving()?;
         let unit = u64::from(inner.geometry.logical_block) / SECTOR_BYTES;
         let end = sector.checked_add(sectors).ok_or(ErrorKind::Invalid)?;
         let fits = end <= inner.geometry.bytes / SECTOR_BYTES;
@@ -266,7 +268,7 @@ impl Volume {
     fn waits_for_root(&self, waker: &Waker) -> bool {
         self.tail.checked.wait(waker);
         let inner = self.tail.lock();
-        inner.index.is_unknown() && inner.serving().is_ok()
+        inner.index.is_unknown() && inner.check_serving().is_ok()
     }
 
     /// A client read what the store has, and perhaps had to wait for it.
@@ -407,7 +409,7 @@ impl Backend for Volume {
             Op::Read { .. } | Op::Write { .. } => Step::Done(Err(ErrorKind::Invalid)),
             Op::Flush => {
                 let inner = self.tail.lock();
-                match inner.serving() {
+                match inner.check_serving() {
                     // What nobody writes to needs no log, and loses nothing with it.
                     Ok(())
                         if inner.geometry.read_only
@@ -470,7 +472,7 @@ impl Backend for Volume {
             };
             self.report_failed_move(error, next);
         }
-        if let Err(error) = self.tail.lock().serving() {
+        if let Err(error) = self.tail.lock().check_serving() {
             return Step::Done(Err(error));
         }
         if again {
@@ -522,11 +524,12 @@ impl Backend for Volume {
         let Volume { engine, tail } = self;
         let committer = engine.committer();
         let ended = || {
-            if let Err(error) = tail.lock().serving() {
+            if let Err(error) = tail.lock().check_serving() {
                 return Some(Err(error));
             }
-            let stored = !canary::active!("flush_waits_for_the_store") || tail.stored() >= sync.0;
-            if tail.framed() >= sync.0 && stored {
+            let stored =
+                !canary::active!("flush_waits_for_the_store") || tail.stored_lsn() >= sync.0;
+            if tail.framed_lsn() >= sync.0 && stored {
                 return Some(Ok(()));
             }
             committer.is_poisoned().then_some(Err(ErrorKind::Io))

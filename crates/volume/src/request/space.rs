@@ -50,7 +50,7 @@ struct Drain {
 
 /// What a tick looks at.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fill {
+pub(crate) struct TickInput {
     pub(crate) now_ns: u64,
     pub(crate) pressure: u64,
     pub(crate) log_bytes: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Space {
 }
 
 /// Bytes per second that all paced volumes together may write at this fill.
-fn rate(fill: &Fill, drained_bytes_per_s: f64) -> f64 {
+fn rate(fill: &TickInput, drained_bytes_per_s: f64) -> f64 {
     let full = if fill.others {
         RESERVED_AT_PERMILLE
     } else {
@@ -141,7 +141,7 @@ impl Space {
 
     /// Time passes: each volume that asked since the last tick gets its part, and some of the parked
     /// writes try again.
-    pub(crate) fn tick<'a>(&self, fill: &Fill, paces: impl Iterator<Item = &'a Pace>) {
+    pub(crate) fn tick<'a>(&self, fill: &TickInput, paces: impl Iterator<Item = &'a Pace>) {
         self.set_pressure(fill.pressure);
         self.share.store(fill.share, Ordering::Relaxed);
         self.others.store(fill.others, Ordering::Relaxed);
@@ -180,8 +180,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn fill(pressure: u64, others: bool) -> Fill {
-        Fill {
+    fn fill(pressure: u64, others: bool) -> TickInput {
+        TickInput {
             now_ns: 0,
             pressure,
             log_bytes: 1024 * MIB,
@@ -191,11 +191,11 @@ mod tests {
     }
 
     /// Space that has ticked every 10 ms up to here.
-    fn ticked(space: &Space, pace: &Pace, until_ms: u64, fill: Fill) {
+    fn ticked(space: &Space, pace: &Pace, until_ms: u64, fill: TickInput) {
         let from_ns = lock(&space.drain).looked_ns;
         for now_ns in (from_ns..=until_ms * 1_000_000).step_by(10_000_000) {
             pace.asked.store(true, Ordering::Relaxed);
-            space.tick(&Fill { now_ns, ..fill }, [pace].into_iter());
+            space.tick(&TickInput { now_ns, ..fill }, [pace].into_iter());
         }
     }
 
@@ -268,7 +268,7 @@ mod tests {
                     tries += u64::from(volume == 2);
                 }
             }
-            let fill = Fill {
+            let fill = TickInput {
                 now_ns: now_ms * 1_000_000,
                 ..fill(760, false)
             };

@@ -28,7 +28,7 @@ use crate::map::layers::{DirtyExtent, FrozenLayer, Layers, LogAddr};
 use crate::object::SNAPSHOT_SIGN;
 use crate::request::points::Points;
 use crate::request::space::Pace;
-use crate::request::watermark::Ages;
+use crate::request::watermark::CommitAges;
 use crate::store::boot_set::BootSet;
 use crate::store::flow::slices::CutSlice;
 use crate::store::upload_state::UploadState;
@@ -93,7 +93,7 @@ pub(crate) struct Inner {
     pub(crate) small_top_due_ns: u64,
     /// A top layer with so much content is frozen, to become a slice.
     pub(crate) slice_bytes: u64,
-    pub(crate) ages: Ages,
+    pub(crate) ages: CommitAges,
     /// The planted bug's entry that is written one commit too late.
     #[cfg(feature = "planted")]
     pub(crate) late: Option<Entry>,
@@ -216,12 +216,12 @@ impl Tail {
     }
 
     /// Everything up to here survives loss of power.
-    pub(crate) fn framed(&self) -> Lsn {
+    pub(crate) fn framed_lsn(&self) -> Lsn {
         Lsn(self.framed.load(Ordering::Acquire))
     }
 
     /// Everything up to here is in the store.
-    pub(crate) fn stored(&self) -> Lsn {
+    pub(crate) fn stored_lsn(&self) -> Lsn {
         Lsn(self.stored.load(Ordering::Acquire))
     }
 
@@ -248,7 +248,7 @@ impl Tail {
         TailRecord {
             tail,
             name,
-            stored: self.stored(),
+            stored: self.stored_lsn(),
             root: self.upload.mark(),
             rescue,
             ring,
@@ -292,7 +292,7 @@ impl Tail {
         }
         // Slots up to `cut` cannot be overwritten before they are framed; the lock is held only
         // because the ring itself may be exchanged when the volume is opened or closed.
-        let mut reached = self.framed();
+        let mut reached = self.framed_lsn();
         let entries = (reached.0 + 1..=cut.0).map_while(|lsn| {
             let entry = ring.read(Lsn(lsn));
             reached = entry.map_or(reached, |entry| entry.lsn);
@@ -463,7 +463,7 @@ impl Tail {
         if canary::active!("ring_slot_promised_twice") {
             taken -= 1;
         }
-        if taken > self.framed().0 + ring.entries() {
+        if taken > self.framed_lsn().0 + ring.entries() {
             return false;
         }
         inner.reserved += slots;
@@ -501,7 +501,7 @@ impl Tail {
             true => newest,
             false => before.next(),
         };
-        inner.ages.acked(first, now_ns);
+        inner.ages.on_acknowledged(first, now_ns);
         if inner.layers.top_bytes() >= inner.slice_bytes {
             inner.layers.freeze(newest);
         }
@@ -524,7 +524,7 @@ impl Tail {
         }
         self.commit(segments, inner, span, None, 0);
         let newest = inner.newest;
-        inner.ages.acked(newest, now_ns);
+        inner.ages.on_acknowledged(newest, now_ns);
         newest
     }
 
@@ -561,7 +561,7 @@ impl Tail {
                 self.release_dirty(segments, addr, sectors);
             });
         debug_assert!(
-            inner.is_whole_after_commit(span, self.framed()),
+            inner.is_whole_after_commit(span, self.framed_lsn()),
             "invariant: the commit of {span:?} left its extent or the ring's slots wrong"
         );
     }
@@ -596,7 +596,7 @@ impl Inner {
     }
 
     /// May a request complete here?
-    pub(crate) fn serving(&self) -> Result<(), ErrorKind> {
+    pub(crate) fn check_serving(&self) -> Result<(), ErrorKind> {
         match self.status {
             Status::Live | Status::Unchecked => Ok(()),
             Status::Fenced => Err(ErrorKind::Fenced),
@@ -607,7 +607,7 @@ impl Inner {
 
     /// May a write complete here?
     pub(crate) fn writable(&self) -> Result<(), ErrorKind> {
-        self.serving()?;
+        self.check_serving()?;
         if self.geometry.read_only {
             Err(ErrorKind::ReadOnly)
         } else {

@@ -6,7 +6,7 @@ use crate::units::{Lsn, Now};
 
 /// One rung: everything up to `lsn` has reached it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rung {
+pub struct Watermark {
     /// The newest commit that has reached it.
     pub lsn: Lsn,
     /// Milliseconds since the oldest commit that has *not* reached it was acknowledged; zero if
@@ -18,18 +18,18 @@ pub struct Rung {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
     /// Survives the death of the process (S1).
-    pub acked: Rung,
+    pub acked: Watermark,
     /// Survives loss of power (S2).
-    pub flushed: Rung,
+    pub flushed: Watermark,
     /// Survives the loss of the host (S3).
-    pub stored: Rung,
+    pub stored: Watermark,
     /// Milliseconds by which the recovery point is missed now; zero while it holds.
     pub overdue_ms: u64,
 }
 
 /// When which commit was acknowledged, one sample per interval, only for what is not stored yet.
 #[derive(Debug, Default)]
-pub(crate) struct Ages {
+pub(crate) struct CommitAges {
     /// (first LSN of the interval, when), ascending.
     samples: VecDeque<(Lsn, u64)>,
 }
@@ -39,9 +39,9 @@ const SAMPLE_NS: u64 = 100_000_000;
 /// Samples kept; when exceeded every second one goes, so memory stays bounded in an outage.
 const SAMPLES_MAX: usize = 4096;
 
-impl Ages {
+impl CommitAges {
     /// Commits from `first` on are acknowledged now.
-    pub(crate) fn acked(&mut self, first: Lsn, now_ns: u64) {
+    pub(crate) fn on_acknowledged(&mut self, first: Lsn, now_ns: u64) {
         if self
             .samples
             .back()
@@ -59,7 +59,7 @@ impl Ages {
     }
 
     /// Everything up to `lsn` is stored: its age is not needed any more.
-    pub(crate) fn stored(&mut self, lsn: Lsn) {
+    pub(crate) fn on_stored(&mut self, lsn: Lsn) {
         while self
             .samples
             .get(1)
@@ -82,13 +82,13 @@ impl Ages {
             .map(|(_, at)| *at)
     }
 
-    pub(crate) fn rung(&self, lsn: Lsn, newest: Lsn, now: Now) -> Rung {
+    pub(crate) fn watermark(&self, lsn: Lsn, newest: Lsn, now: Now) -> Watermark {
         let mut since = self.oldest_after(lsn, newest);
         if canary::active!("exposure_is_of_the_newest") {
             since = since.and(self.samples.back().map(|(_, at)| *at));
         }
         let age_ms = since.map_or(0, |at| now.mono_ns.saturating_sub(at) / 1_000_000);
-        Rung { lsn, age_ms }
+        Watermark { lsn, age_ms }
     }
 }
 
@@ -105,14 +105,14 @@ mod tests {
 
     #[test]
     fn a_rung_is_as_old_as_the_oldest_write_that_has_not_reached_it() {
-        let mut ages = Ages::default();
-        ages.acked(Lsn(1), at(0).mono_ns);
-        ages.acked(Lsn(5), at(1000).mono_ns);
-        ages.acked(Lsn(9), at(2000).mono_ns);
-        assert_eq!(ages.rung(Lsn(9), Lsn(9), at(3000)).age_ms, 0);
-        assert_eq!(ages.rung(Lsn(4), Lsn(9), at(3000)).age_ms, 2000);
-        assert_eq!(ages.rung(Lsn(0), Lsn(9), at(3000)).age_ms, 3000);
-        ages.stored(Lsn(4));
-        assert_eq!(ages.rung(Lsn(4), Lsn(9), at(3000)).age_ms, 2000);
+        let mut ages = CommitAges::default();
+        ages.on_acknowledged(Lsn(1), at(0).mono_ns);
+        ages.on_acknowledged(Lsn(5), at(1000).mono_ns);
+        ages.on_acknowledged(Lsn(9), at(2000).mono_ns);
+        assert_eq!(ages.watermark(Lsn(9), Lsn(9), at(3000)).age_ms, 0);
+        assert_eq!(ages.watermark(Lsn(4), Lsn(9), at(3000)).age_ms, 2000);
+        assert_eq!(ages.watermark(Lsn(0), Lsn(9), at(3000)).age_ms, 3000);
+        ages.on_stored(Lsn(4));
+        assert_eq!(ages.watermark(Lsn(4), Lsn(9), at(3000)).age_ms, 2000);
     }
 }

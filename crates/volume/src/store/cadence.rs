@@ -61,7 +61,7 @@ fn ready_due_ns(engine: &Engine, tail: &Tail) -> Option<u64> {
     let upload = &tail.upload;
     let first = upload.first_ready().filter(|_| !upload.is_held_back())?;
     let is_poisoned = engine.poisoned.load(Ordering::Acquire);
-    if is_poisoned || upload.is_waited_for(tail.stored()) {
+    if is_poisoned || upload.is_waited_for(tail.stored_lsn()) {
         return Some(0);
     }
     let rpo_ns = engine.options.rpo_ns;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::driver::{StoreError, StoreOp};
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::names::{Position, SessionName, tomb_key};
+use crate::hostlog::names::{Position, SessionName, tombstone_key};
 use crate::hostlog::publisher::Batch;
 use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::hostlog::scan::read_stored;
@@ -17,11 +17,11 @@ use crate::request::tail::Tail;
 use crate::store::flow;
 use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
-use crate::store::log_procedures::{AskedKeys, log_port, on_progress, with_patience};
+use crate::store::log_procedures::{KeyPrefixes, log_port, on_progress, with_patience};
 use crate::store::name_locks::{NameLock, check_no_snapshot_is_locked};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::open::{OpenMode, discard_tail, take_epoch};
-use crate::store::roots::{list_keys, read_any_root, read_root, read_roots, unusable};
+use crate::store::roots::{list_keys, read_any_root, read_root, read_roots, unusable_root_error};
 use crate::store::tail_claim::TailClaim;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
@@ -139,9 +139,9 @@ async fn create_again(
     let port = log_port(engine);
     let update = async {
         let updated = update_root(&port, &root, &tombstone.version).await;
-        updated.map_err(|error| unusable(&root.name, &error))
+        updated.map_err(|error| unusable_root_error(&root.name, &error))
     };
-    let keys = AskedKeys::default().with_root(&root.name);
+    let keys = KeyPrefixes::default().with_root(&root.name);
     match with_patience(engine, &root.name, keys, update).await? {
         UpdateOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
         // Somebody has opened it already.
@@ -153,7 +153,7 @@ async fn create_again(
 /// A volume without a root is one whose root somebody removed, and may put back. So that of a deleted volume is
 /// kept before another takes its place: logs may name the volume for long yet.
 pub(super) async fn keep_tombstone(engine: &Engine, tombstone: &Root) -> Result<(), OpenError> {
-    let key = tomb_key(tombstone.volume);
+    let key = tombstone_key(tombstone.volume);
     let root = Root {
         deltas: Vec::new(),
         nodes: Vec::new(),
@@ -205,9 +205,9 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     let port = log_port(engine);
     let update = async {
         let updated = update_root(&port, &root, &head.version).await;
-        updated.map_err(|error| unusable(name, &error))
+        updated.map_err(|error| unusable_root_error(name, &error))
     };
-    let keys = AskedKeys::default().with_root(name);
+    let keys = KeyPrefixes::default().with_root(name);
     match with_patience(engine, name, keys, update).await? {
         UpdateOutcome::Won(_) => {}
         // An earlier attempt at it took effect late, or another host was quicker.
@@ -252,7 +252,7 @@ pub(super) async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRo
             publisher.detach(volume);
             on_progress(engine, ended)
         };
-        let keys = AskedKeys::default().with_host(engine.host);
+        let keys = KeyPrefixes::default().with_host(engine.host);
         with_patience(engine, name, keys, end).await?;
     }
     Ok(head)
@@ -263,7 +263,7 @@ pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo,
     let root = read_root(engine, name).await?.root;
     let port = log_port(engine);
     let read = async { Ok(read_stored(&port, &root).await) };
-    let keys = AskedKeys::of_holder(&root);
+    let keys = KeyPrefixes::of_holder(&root);
     let stored = with_patience(engine, name, keys, read).await?;
     let stored = stored.unwrap_or_else(|error| {
         tracing::warn!(

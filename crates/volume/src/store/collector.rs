@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::collect::limit::{LimitedPort, NoAnswer};
-use crate::collect::pass::{CollectError, Findings, collect, look};
+use crate::collect::pass::{CollectError, Findings, collect, find_garbage};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::low_mark::{raise_low_mark, remove_records};
@@ -64,8 +64,8 @@ pub(crate) async fn collect_now(
     engine.host_log.check_not_stopped()?;
     if dry_run {
         let port = LimitedPort::new(log_port(engine), ASKED_FAILURES_MAX);
-        let found = port.run(look(&port, served(engine))).await;
-        return flatten(found).map_err(|error| failed(&error));
+        let found = port.run(find_garbage(&port, served_volumes(engine))).await;
+        return flatten(found).map_err(|error| to_open_error(&error));
     }
     if !engine.poisoned.load(Ordering::Acquire) && !canary::active!("asked_passes_fold_nothing") {
         low_marks::fold_all(engine).await;
@@ -83,8 +83,8 @@ async fn pass(
     let busy = engine.collector.take().await;
     busy.set_begun(engine.jobs.now().unix_ms);
     if !engine.poisoned.load(Ordering::Acquire) {
-        low_marks::pass_marks(engine, records).await;
-        low_marks::raise(engine, failures_max).await;
+        low_marks::advance_marks(engine, records).await;
+        low_marks::raise_own_low_mark(engine, failures_max).await;
     }
     raise_left_logs(engine, records.saturating_mul(LEFT_LOG), failures_max).await;
     let found = match engine.host_log.check_not_stopped() {
@@ -94,7 +94,7 @@ async fn pass(
     match &found {
         Ok(found) => {
             engine.collector.on_end(found, engine.jobs.now().unix_ms);
-            if let Some(why) = found.why_nothing_went() {
+            if let Some(why) = found.reason_nothing_was_removed() {
                 tracing::error!(why, "a pass of the garbage collector could remove nothing");
             }
             tracing::info!(
@@ -114,12 +114,14 @@ async fn collect_within(engine: &Arc<Engine>, failures_max: u32) -> Result<Findi
     let port = LimitedPort::new(log_port(engine), failures_max);
     let unix_ms = engine.jobs.now().unix_ms;
     let own = engine.session_name;
-    let found = port.run(collect(&port, own, unix_ms, served(engine))).await;
+    let found = port
+        .run(collect(&port, own, unix_ms, served_volumes(engine)))
+        .await;
     let found = flatten(found);
     if let Err(CollectError::RootMissing(volume)) = found {
         engine.collector.on_missing_root(volume);
     }
-    found.map_err(|error| failed(&error))
+    found.map_err(|error| to_open_error(&error))
 }
 
 fn flatten(
@@ -129,13 +131,13 @@ fn flatten(
 }
 
 /// Volumes that this host serves. If one of them had no root, what it holds would be taken for nobody's.
-fn served(engine: &Engine) -> BTreeSet<VolumeId> {
+fn served_volumes(engine: &Engine) -> BTreeSet<VolumeId> {
     let tails = engine.tails().into_iter();
     let live = tails.filter(|tail| tail.lock().status == Status::Live);
     live.map(|tail| tail.id().volume).collect()
 }
 
-fn failed(error: &CollectError) -> OpenError {
+fn to_open_error(error: &CollectError) -> OpenError {
     match error {
         CollectError::Moving | CollectError::NoAnswer(..) => OpenError::Store(error.to_string()),
         _ => OpenError::Corrupt(error.to_string()),

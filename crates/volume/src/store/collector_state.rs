@@ -49,13 +49,13 @@ pub(crate) struct CollectorState {
     free: Signal,
     report: Mutex<CollectorReport>,
     /// Volumes that are being given new roots, so that their marks keep no record.
-    passing_marks: Mutex<BTreeSet<TailId>>,
+    advancing_marks: Mutex<BTreeSet<TailId>>,
 }
 
 /// Ends the pass that is going on.
-pub(super) struct Busy<'a>(&'a CollectorState);
+pub(super) struct PassGuard<'a>(&'a CollectorState);
 
-impl Drop for Busy<'_> {
+impl Drop for PassGuard<'_> {
     fn drop(&mut self) {
         lock(&self.0.report).busy_since_unix_ms = None;
         self.0.is_busy.store(false, Ordering::Release);
@@ -63,7 +63,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-impl Busy<'_> {
+impl PassGuard<'_> {
     pub(super) fn set_begun(&self, unix_ms: u64) {
         lock(&self.0.report).busy_since_unix_ms = Some(unix_ms);
     }
@@ -71,19 +71,19 @@ impl Busy<'_> {
 
 impl CollectorState {
     /// Ends when no other pass is going on.
-    pub(super) async fn take(&self) -> Busy<'_> {
+    pub(super) async fn take(&self) -> PassGuard<'_> {
         let take = || (!self.is_busy.swap(true, Ordering::AcqRel)).then_some(());
         self.free.wait_until(take).await;
-        Busy(self)
+        PassGuard(self)
     }
 
     /// False: that volume's mark is being passed already.
-    pub(super) fn begin_passing_mark(&self, tail: TailId) -> bool {
-        lock(&self.passing_marks).insert(tail)
+    pub(super) fn begin_advancing_mark(&self, tail: TailId) -> bool {
+        lock(&self.advancing_marks).insert(tail)
     }
 
-    pub(super) fn end_passing_mark(&self, tail: TailId) {
-        lock(&self.passing_marks).remove(&tail);
+    pub(super) fn end_advancing_mark(&self, tail: TailId) {
+        lock(&self.advancing_marks).remove(&tail);
     }
 
     pub(super) fn set_on(&self, unix_ms: u64) {
@@ -105,7 +105,7 @@ impl CollectorState {
         report.recovered += found.recovered.objects;
         report.missing_root = None;
         report.findings = found.clone();
-        if let Some(why) = found.why_nothing_went() {
+        if let Some(why) = found.reason_nothing_was_removed() {
             report.failures_in_a_row += 1;
             report.last_error = Some(format!(
                 "no removal of garbage succeeded: {why}; see that this host may delete what is below packs/, \

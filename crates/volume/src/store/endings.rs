@@ -14,7 +14,7 @@ use crate::request::tail::{Status, Tail};
 use crate::units::Lsn;
 
 /// Why a tail that is not live stores nothing more.
-pub(super) fn end_of(tail: &Tail, status: Status) -> OpenError {
+pub(super) fn end_reason(tail: &Tail, status: Status) -> OpenError {
     if status == Status::Broken {
         return broken_error(tail);
     }

@@ -280,7 +280,7 @@ fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
             Err(error) => {
                 index_blocks::report_refused_write(&engine, &error);
                 let now = engine.jobs.now().mono_ns;
-                engine.cache.refuse(allocation, error.is_full, now);
+                engine.cache.on_write_failed(allocation, error.is_full, now);
             }
         }
     });

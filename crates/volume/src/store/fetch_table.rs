@@ -145,7 +145,7 @@ impl FetchTable {
     }
 
     /// Whether clients wait for requests of their own.
-    pub(crate) fn clients_wait(&self) -> bool {
+    pub(crate) fn has_client_requests(&self) -> bool {
         self.client_requests.load(Ordering::Acquire) > 0
     }
 

@@ -22,7 +22,7 @@ use crate::object::page::{BlockRef, PAGE_SECTORS};
 use crate::object::root::DeltaRef;
 use crate::request::tail::{Status, Tail};
 use crate::store::endings::{end, is_final};
-use crate::store::fold_pages::{EXTENT_BYTES, FoldedNode, Output, Prefix, fold_node};
+use crate::store::fold_pages::{EXTENT_BYTES, FoldInput, FoldedNode, Output, fold_node};
 use crate::store::roots::{begin_update, finish_update};
 use crate::store::turn::RootTurnGuard;
 use crate::store::unnamed::UnnamedObject;
@@ -95,11 +95,11 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
             // One was taken while this waited for its turn. It is due again when that has gone.
             return Ok(());
         }
-        let prefix = Prefix {
+        let prefix = FoldInput {
             layers: inner.index.freeze(),
             lost: inner
                 .index
-                .lost()
+                .unreadable_spans()
                 .iter()
                 .copied()
                 .map(whole_pages)
@@ -136,7 +136,7 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
                 start: step.begin,
                 end,
             };
-            let blocked = unfolded(&prefix.lost, &step.blocked, span);
+            let blocked = unfolded_spans(&prefix.lost, &step.blocked, span);
             for span in &blocked {
                 copy_deltas(&prefix.layers, *span, &mut rest);
             }
@@ -158,10 +158,10 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
 /// that, and an update without a record is in the root before.
 fn newest_in_index(tail: &Tail) -> Lsn {
     if canary::active!("folded_is_what_is_stored") {
-        return tail.stored();
+        return tail.stored_lsn();
     }
     let head = tail.upload.head().map_or(Lsn::ZERO, |head| head.root.lsn);
-    tail.stored().max(tail.upload.published().0).max(head)
+    tail.stored_lsn().max(tail.upload.published().0).max(head)
 }
 
 /// Nodes that deltas change, ascending. Zeroes change only what exists: the discard of a whole volume costs
@@ -190,7 +190,7 @@ fn whole_pages(span: Span) -> Span {
 }
 
 /// What of `within` was not folded: all of `lost`, and `blocked`. Ascending and apart.
-fn unfolded(lost: &[Span], blocked: &[Span], within: Span) -> Vec<Span> {
+fn unfolded_spans(lost: &[Span], blocked: &[Span], within: Span) -> Vec<Span> {
     let mut spans: Vec<Span> = lost.iter().map(|span| span.intersect(within)).collect();
     spans.extend(blocked);
     spans.sort_by_key(|span| span.start);

@@ -32,7 +32,7 @@ const OBJECT_BYTES: usize = 8 << 20;
 pub(super) const EXTENT_BYTES: u64 = 160;
 
 /// What is folded.
-pub(super) struct Prefix {
+pub(super) struct FoldInput {
     /// Layers of deltas that change no more, the oldest first.
     pub(super) layers: Vec<Arc<DeltaMap>>,
     /// Whole pages where nothing can be folded.
@@ -97,7 +97,7 @@ impl<'a> Output<'a> {
                     self.objects.push(object);
                     return Ok(());
                 }
-                Err(error) if self.tail.lock().serving().is_err() => return Err(error),
+                Err(error) if self.tail.lock().check_serving().is_err() => return Err(error),
                 Err(error) => {
                     tracing::warn!(volume = self.tail.name(), %error, "trying again");
                     self.engine.port.sleep(delay).await;
@@ -124,7 +124,7 @@ pub(super) struct FoldedNode {
 /// Folds what the prefix has of a node.
 pub(super) async fn fold_node(
     out: &mut Output<'_>,
-    prefix: &Prefix,
+    prefix: &FoldInput,
     number: u64,
 ) -> Result<FoldedNode, OpenError> {
     let (engine, tail) = (out.engine, out.tail);
@@ -266,7 +266,7 @@ fn plan_pages(
 /// Folds a few pages: their bases are loaded side by side.
 async fn fold_pages(
     out: &mut Output<'_>,
-    prefix: &Prefix,
+    prefix: &FoldInput,
     pages: &[PagePlan],
     listed: &mut BTreeMap<u64, BlockRef>,
     folded: &mut FoldedNode,

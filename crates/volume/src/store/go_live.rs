@@ -15,7 +15,7 @@ use crate::map::index::Index;
 use crate::map::layers::LogAddr;
 use crate::object::root::Root;
 use crate::request::tail::{Inner, Status, Tail};
-use crate::request::watermark::Ages;
+use crate::request::watermark::CommitAges;
 use crate::store::upload_state::KnownRoot;
 use crate::store::{endings, flow, fold, index_blocks};
 use crate::sync::atomic::Ordering;
@@ -85,10 +85,10 @@ pub(super) async fn go_live(
     };
     if let Some(status) = ended {
         engine.host_log.detach(volume);
-        return Err(endings::end_of(tail, status));
+        return Err(endings::end_reason(tail, status));
     }
     // A host that stops says so first, and then ends what is live: one of the two sees the other.
-    if let Some(stop) = engine.host_log.stopped()
+    if let Some(stop) = engine.host_log.stop_reason()
         && !canary::active!("stopped_host_opens_volumes")
     {
         let error = OpenError::HostStopped(stop);
@@ -122,11 +122,11 @@ fn lay_over(
             let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
             (false, ring)
         }
-        status => return Err(endings::end_of(tail, status)),
+        status => return Err(endings::end_reason(tail, status)),
     };
     let mut inner = tail.lock();
     // Recovery has dropped what the log knew to be stored, and a tail that serves is not walked for nothing.
-    let stale = match serves && root.lsn <= tail.stored() {
+    let stale = match serves && root.lsn <= tail.stored_lsn() {
         true => Vec::new(),
         false => inner.layers.drop_stored(root.lsn),
     };
@@ -134,7 +134,7 @@ fn lay_over(
     inner.index = index;
     inner.cut = root.lsn;
     if serves {
-        inner.ages.stored(root.lsn);
+        inner.ages.on_stored(root.lsn);
     } else {
         begin_serving(engine, tail, &mut inner, root.lsn, ring);
     }
@@ -149,9 +149,11 @@ pub(super) fn begin_serving(
     stored: Lsn,
     ring: Option<Ring>,
 ) {
-    inner.ages = Ages::default();
+    inner.ages = CommitAges::default();
     if inner.newest > stored {
-        inner.ages.acked(stored.next(), engine.jobs.mono_ns());
+        inner
+            .ages
+            .on_acknowledged(stored.next(), engine.jobs.mono_ns());
     }
     inner.ring = ring;
     inner.slice_bytes = engine.options.slice_bytes();

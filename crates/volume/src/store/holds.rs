@@ -26,11 +26,11 @@ pub(super) fn records_lost(stored: &Root, tails: &[Arc<Tail>]) -> Option<OpenErr
         return None;
     }
     let known = tails.iter().filter(|tail| !tail.is_rescue());
-    let ahead = known.max_by_key(|tail| tail.stored())?;
-    (ahead.stored() > stored.lsn).then(|| OpenError::StoreWentBack {
+    let ahead = known.max_by_key(|tail| tail.stored_lsn())?;
+    (ahead.stored_lsn() > stored.lsn).then(|| OpenError::StoreWentBack {
         volume: stored.name.clone(),
         stored_lsn: stored.lsn.0,
-        known_lsn: ahead.stored().0,
+        known_lsn: ahead.stored_lsn().0,
     })
 }
 
@@ -83,7 +83,7 @@ fn was_begun_without_a_log(root: &Root) -> bool {
 /// Whether a volume that is opened with this root goes on as the hold left it. It does if the local tail
 /// continues the hold, or if the hold was given back with everything and nobody opened the volume since. A log
 /// that has no tail of it came after that log; one that has must have written the root itself.
-pub(super) fn goes_on(
+pub(super) fn is_continued(
     engine: &Engine,
     root: &Root,
     tails: &[Arc<Tail>],
@@ -129,7 +129,7 @@ pub(super) fn set_back(root: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
     ahead.next().map(|tail| OpenError::StoreWentBack {
         volume: root.name.clone(),
         stored_lsn: root.lsn.0,
-        known_lsn: tail.stored().0,
+        known_lsn: tail.stored_lsn().0,
     })
 }
 
@@ -152,7 +152,7 @@ pub(super) fn continuing_tail(
 /// Whether this log gave the volume back with all that the tail holds, nobody opened it since, and the log
 /// does not say so: a crash came before, or it is poisoned. The hold goes on then, however often that happens.
 fn was_given_back(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
-    is_closed(root) && has_all_of(engine, tail, root)
+    is_closed(root) && covers_tail(engine, tail, root)
 }
 
 /// Nobody holds it, and no log has anything of it beyond the root.
@@ -161,7 +161,7 @@ fn is_closed(root: &Root) -> bool {
 }
 
 /// Whether the root is of the tail's hold, was written from this log, and has all that the tail holds.
-pub(super) fn has_all_of(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
+pub(super) fn covers_tail(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
     tail.id().since == root.since
         && tail.newest() <= root.lsn
         && was_written_here(engine, root, std::slice::from_ref(tail))

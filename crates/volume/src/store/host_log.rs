@@ -16,7 +16,7 @@ use crate::driver::{ComputeError, ComputeKind, StoreError, StoreOp, StoreReply};
 use crate::error::OpenError;
 use crate::hostlog::names::SessionName;
 use crate::hostlog::notes::LogState;
-use crate::hostlog::port::{LogPort, NotesEnded};
+use crate::hostlog::port::{LocalLogUnavailable, LogPort};
 use crate::hostlog::publisher::Publisher;
 use crate::hostlog::record::NamedObject;
 use crate::hostlog::stop::Stop;
@@ -30,9 +30,12 @@ use crate::units::{Epoch, LogSession, VolumeId};
 /// What the host's log needs of the engine around it.
 pub(crate) trait LogEnvironment: Send + Sync {
     /// Makes it durable; false if the local log takes nothing more.
-    fn note(self: Arc<Self>, state: LogState) -> Pin<Box<dyn Future<Output = bool> + Send>>;
+    fn persist_state(
+        self: Arc<Self>,
+        state: LogState,
+    ) -> Pin<Box<dyn Future<Output = bool> + Send>>;
     /// Leaves it to the next durable note.
-    fn jot(&self, state: LogState);
+    fn stage_state(&self, state: LogState);
     /// A request to the store was answered, or failed and will be sent again.
     fn on_store_answer(&self, key: &str, is_write: bool, error: Option<&StoreError>);
 }
@@ -40,7 +43,7 @@ pub(crate) trait LogEnvironment: Send + Sync {
 /// The host's log.
 #[derive(Debug)]
 pub(crate) struct HostLog {
-    /// The newest note or jot: checkpoints state it.
+    /// The newest state, persisted or staged: checkpoints record it.
     state: Mutex<LogState>,
     publisher: Mutex<Option<Publisher<HostPort>>>,
     free: Signal,
@@ -119,7 +122,7 @@ impl Failures {
 
     /// How often one of these requests has failed in a row since they stood like that, at most. Forgets of
     /// `before` what was answered since.
-    pub(super) fn most_since(&self, before: &mut Failures) -> u64 {
+    pub(super) fn max_failures_since(&self, before: &mut Failures) -> u64 {
         before.in_a_row.retain(|request, count| {
             let now = self.in_a_row.get(request);
             now.is_some_and(|now| now >= count)
@@ -181,13 +184,13 @@ impl HostLog {
     }
 
     /// Why this host does nothing more.
-    pub(super) fn stopped(&self) -> Option<Stop> {
+    pub(super) fn stop_reason(&self) -> Option<Stop> {
         lock(&self.stopped).clone()
     }
 
     /// Refuses what would write to the store for a host that has stopped.
     pub(super) fn check_not_stopped(&self) -> Result<(), OpenError> {
-        match self.stopped() {
+        match self.stop_reason() {
             Some(stop) if !canary::active!("stopped_host_publishes") => {
                 Err(OpenError::HostStopped(stop))
             }
@@ -298,7 +301,7 @@ impl HostLog {
         !lock(&self.asked).is_empty()
     }
 
-    pub(super) fn take_asked(&self) -> Vec<RecordRequest> {
+    pub(super) fn take_record_requests(&self) -> Vec<RecordRequest> {
         std::mem::take(&mut *lock(&self.asked))
     }
 }
@@ -402,17 +405,17 @@ impl LogPort for HostPort {
         self.pause_ns
     }
 
-    async fn note(&self, state: LogState) -> Result<(), NotesEnded> {
-        let environment = self.environment.upgrade().ok_or(NotesEnded)?;
-        match environment.note(state).await {
+    async fn persist_state(&self, state: LogState) -> Result<(), LocalLogUnavailable> {
+        let environment = self.environment.upgrade().ok_or(LocalLogUnavailable)?;
+        match environment.persist_state(state).await {
             true => Ok(()),
-            false => Err(NotesEnded),
+            false => Err(LocalLogUnavailable),
         }
     }
 
-    fn jot(&self, state: LogState) {
+    fn stage_state(&self, state: LogState) {
         if let Some(environment) = self.environment.upgrade() {
-            environment.jot(state);
+            environment.stage_state(state);
         }
     }
 }
@@ -433,12 +436,12 @@ mod tests {
             failures.on_answer("hosts/b/low", false, Some(&error));
             failures.on_answer("hosts/b/low", true, None);
         }
-        assert_eq!(failures.of(&prefixes).most_since(&mut before), 3);
+        assert_eq!(failures.of(&prefixes).max_failures_since(&mut before), 3);
         failures.on_answer("hosts/a/low", false, None);
-        assert_eq!(failures.of(&prefixes).most_since(&mut before), 0);
+        assert_eq!(failures.of(&prefixes).max_failures_since(&mut before), 0);
         // What was answered begins anew.
         failures.on_answer("hosts/a/low", false, Some(&error));
-        assert_eq!(failures.of(&prefixes).most_since(&mut before), 1);
+        assert_eq!(failures.of(&prefixes).max_failures_since(&mut before), 1);
     }
 
     #[test]
@@ -471,6 +474,6 @@ mod tests {
         let (first, later) = (Stop::Cloned("first".into()), Stop::Cloned("later".into()));
         assert!(log.stop(&first));
         assert!(!log.stop(&later));
-        assert_eq!(log.stopped(), Some(first));
+        assert_eq!(log.stop_reason(), Some(first));
     }
 }

@@ -40,13 +40,13 @@ fn decode(
         BlockKind::Page => {
             let page = decode_page(volume, target.number, bytes)?;
             if !canary::active!("sessions_of_pages_are_not_learned") {
-                names.learn(page.sessions())?;
+                names.register(page.sessions())?;
             }
             Ok(IndexBlock::Page(Arc::new(page)))
         }
         BlockKind::Node => {
             let node = decode_node(volume, target.number, bytes)?;
-            names.learn(node.sessions())?;
+            names.register(node.sessions())?;
             Ok(IndexBlock::Node(Arc::new(node)))
         }
     }
@@ -95,7 +95,7 @@ pub(crate) async fn read(
     }
     let result = read_from_store(engine, tail, target).await;
     if result.as_ref().err() == Some(&ErrorKind::Corrupt) && target.kind == BlockKind::Node {
-        tail.lock().index.lose_node(target.number);
+        tail.lock().index.mark_node_unreadable(target.number);
     }
     result.map(|(found, bytes)| (found, Some(bytes)))
 }
@@ -209,7 +209,7 @@ pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: V
         Err(error) => {
             report_refused_write(engine, &error);
             let now = engine.jobs.now().mono_ns;
-            engine.cache.refuse(allocation, error.is_full, now);
+            engine.cache.on_write_failed(allocation, error.is_full, now);
         }
     }
 }
@@ -236,7 +236,7 @@ pub(crate) async fn load_nodes(engine: Arc<Engine>, tail: Arc<Tail>) {
     };
     for batch in nodes.chunks(LOADS_AT_ONCE) {
         let has_room = engine.blocks.bytes() < engine.options.index_bytes / 2;
-        if !has_room || tail.lock().serving().is_err() {
+        if !has_room || tail.lock().check_serving().is_err() {
             return;
         }
         let loads = batch.iter().map(|(number, block)| {

@@ -46,7 +46,7 @@ pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, Op
             };
             match sections {
                 Ok(sections) => apply_windows(&mut index, root, windows, &sections),
-                Err(why) => lose_windows(engine, &mut index, root, windows, &why),
+                Err(why) => mark_windows_unreadable(engine, &mut index, root, windows, &why),
             }
             engine.port.pause().await;
         }
@@ -63,7 +63,13 @@ fn apply_windows(index: &mut Index, root: &Root, windows: &[DeltaRef], sections:
     }
 }
 
-fn lose_windows(engine: &Engine, index: &mut Index, root: &Root, windows: &[DeltaRef], why: &str) {
+fn mark_windows_unreadable(
+    engine: &Engine,
+    index: &mut Index,
+    root: &Root,
+    windows: &[DeltaRef],
+    why: &str,
+) {
     let key = engine.names.pack_key(windows[0].pack).unwrap_or_default();
     for DeltaRef { span, .. } in windows {
         tracing::error!(
@@ -74,7 +80,7 @@ fn lose_windows(engine: &Engine, index: &mut Index, root: &Root, windows: &[Delt
             sectors = span.sectors(),
             "a pack is lost: reads of what it may hold fail until it is put back or they are written again"
         );
-        index.lose_delta(*span);
+        index.mark_delta_unreadable(*span);
     }
 }
 
@@ -93,7 +99,7 @@ pub(super) async fn read_sections(
 
 /// The sessions of all that the root names are known from here on.
 pub(super) fn learn_sessions(engine: &Engine, root: &Root) -> Result<(), OpenError> {
-    let known = engine.names.learn(root.sessions.iter());
+    let known = engine.names.register(root.sessions.iter());
     known.map_err(|error| OpenError::Corrupt(format!("{}: {error}", root_key(&root.name))))
 }
 
@@ -122,7 +128,7 @@ fn decode(
     let lost = match read {
         IndexRead::Lost(why) => why,
         IndexRead::Whole(data) => match decode_footer(delta.pack, &data) {
-            Ok(footer) => match engine.names.learn([footer.session]) {
+            Ok(footer) => match engine.names.register([footer.session]) {
                 Ok(()) => return Ok(Ok(footer.sections)),
                 Err(error) => error.to_string(),
             },

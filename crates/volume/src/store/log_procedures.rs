@@ -27,13 +27,16 @@ use crate::units::HostId;
 const FAILURES_MAX: u64 = 8;
 
 impl LogEnvironment for Engine {
-    fn note(self: Arc<Self>, state: LogState) -> Pin<Box<dyn Future<Output = bool> + Send>> {
+    fn persist_state(
+        self: Arc<Self>,
+        state: LogState,
+    ) -> Pin<Box<dyn Future<Output = bool> + Send>> {
         self.host_log.set_state(state.clone());
         let round = self.committer().note_log_state(&self, state);
         Box::pin(async move { self.committer().durable(&self, round).await })
     }
 
-    fn jot(&self, state: LogState) {
+    fn stage_state(&self, state: LogState) {
         self.host_log.set_state(state.clone());
         self.committer().jot_log_state(state);
     }
@@ -93,7 +96,7 @@ pub(super) async fn mark(
 ) -> Result<Position, OpenError> {
     match publisher.mark().await {
         Ok(mark) => Ok(mark),
-        Err(Stop::LocalLog) => Ok(publisher.state().next.before()),
+        Err(Stop::LocalLog) => Ok(publisher.state().next.previous()),
         Err(stop) => Err(stop_host(engine, &stop)),
     }
 }
@@ -140,26 +143,26 @@ pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
 
 /// What a procedure asks for that somebody waits for, by the beginnings of keys.
 #[derive(Clone, Debug, Default)]
-pub(super) struct AskedKeys(Vec<String>);
+pub(super) struct KeyPrefixes(Vec<String>);
 
-impl AskedKeys {
+impl KeyPrefixes {
     /// The volume's root.
-    pub(super) fn with_root(mut self, name: &str) -> AskedKeys {
+    pub(super) fn with_root(mut self, name: &str) -> KeyPrefixes {
         self.0.push(root_key(name));
         self
     }
 
     /// What stands under the name of the host that holds it, or held it last.
-    pub(super) fn of_holder(root: &Root) -> AskedKeys {
+    pub(super) fn of_holder(root: &Root) -> KeyPrefixes {
         let owner = root.owner.as_ref().map(|owner| owner.host);
         let holder = owner.or(root.predecessor.map(|before| before.host));
         holder
             .into_iter()
-            .fold(AskedKeys::default(), AskedKeys::with_host)
+            .fold(KeyPrefixes::default(), KeyPrefixes::with_host)
     }
 
     /// What stands under the host's name.
-    pub(super) fn with_host(mut self, host: HostId) -> AskedKeys {
+    pub(super) fn with_host(mut self, host: HostId) -> KeyPrefixes {
         self.0.push(host_prefix(host));
         self
     }
@@ -171,7 +174,7 @@ impl AskedKeys {
 pub(super) async fn with_patience<T>(
     engine: &Engine,
     what: &str,
-    keys: AskedKeys,
+    keys: KeyPrefixes,
     work: impl Future<Output = Result<T, OpenError>>,
 ) -> Result<T, OpenError> {
     let mut begun = engine.host_log.failures_of(&keys.0);
@@ -183,7 +186,7 @@ pub(super) async fn with_patience<T>(
         }
         while Pin::new(&mut sleep).poll(cx).is_ready() {
             let failures = engine.host_log.failures_of(&keys.0);
-            if failures.most_since(&mut begun) >= FAILURES_MAX {
+            if failures.max_failures_since(&mut begun) >= FAILURES_MAX {
                 return Poll::Ready(Err(OpenError::Store(format!(
                     "{what}: the store gives no answer that would tell what became of it ({}); try \
                      again when it can be reached",

@@ -4,7 +4,7 @@
 
 use crate::error::OpenError;
 use crate::hostlog::names::Position;
-use crate::hostlog::root_updates::StandingRoot;
+use crate::hostlog::root_updates::VersionedRoot;
 use crate::hostlog::scan::Chain;
 use crate::jobs::{AnswerSender, Signal};
 use crate::sync::Mutex;
@@ -30,6 +30,6 @@ pub(crate) struct LogReads {
 
 #[derive(Debug)]
 pub(super) struct PendingLogRead {
-    pub(super) claimed: StandingRoot,
+    pub(super) claimed: VersionedRoot,
     pub(super) answer: AnswerSender<Result<LogRead, OpenError>>,
 }

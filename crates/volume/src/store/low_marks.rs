@@ -48,15 +48,15 @@ pub(crate) async fn run(engine: Arc<Engine>) {
             return;
         }
         if !canary::active!("marks_keep_the_low_mark_back") {
-            pass_marks(&engine, every).await;
+            advance_marks(&engine, every).await;
         }
-        raise(&engine, FAILURES_MAX).await;
+        raise_own_low_mark(&engine, FAILURES_MAX).await;
     }
 }
 
 /// Raises this host's low mark as far as it goes, and removes what is below it. Gives up when a request has failed so
 /// often in a row.
-pub(crate) async fn raise(engine: &Arc<Engine>, failures_max: u32) {
+pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32) {
     if engine.host_log.check_not_stopped().is_err() {
         return;
     }
@@ -65,7 +65,7 @@ pub(crate) async fn raise(engine: &Arc<Engine>, failures_max: u32) {
     let names: BTreeMap<_, _> = tails
         .map(|tail| (tail.id().volume, tail.name().to_owned()))
         .collect();
-    let last = engine.host_log.state().next.before();
+    let last = engine.host_log.state().next.previous();
     let raised = port.run(async {
         let low = raise_low_mark(&port, engine.host, last, &names).await;
         if let Some(low) = low {
@@ -85,7 +85,7 @@ pub(crate) async fn raise(engine: &Arc<Engine>, failures_max: u32) {
 /// Gives a new root to each volume whose own has passed none of the last `records` records, and that some of
 /// those before them name. One whose root does not answer is waited for no longer than that takes for others: it goes
 /// on by itself.
-pub(crate) async fn pass_marks(engine: &Arc<Engine>, records: u64) {
+pub(crate) async fn advance_marks(engine: &Arc<Engine>, records: u64) {
     let next = engine.host_log.state().next;
     let is_behind = |tail: &Arc<Tail>| {
         let Some(head) = tail.upload.head() else {
@@ -100,7 +100,7 @@ pub(crate) async fn pass_marks(engine: &Arc<Engine>, records: u64) {
             join_all(
                 tails
                     .iter()
-                    .filter_map(|tail| start_passing(engine, tail))
+                    .filter_map(|tail| start_advancing_mark(engine, tail))
                     .collect(),
             )
             .await;
@@ -109,7 +109,7 @@ pub(crate) async fn pass_marks(engine: &Arc<Engine>, records: u64) {
     let patience_ns = engine.options.retry_ns.saturating_mul(PATIENCE);
     if canary::active!("a_pass_never_gives_up") {
         passed.await;
-    } else if !ends_within(engine, patience_ns, passed).await {
+    } else if !completes_within(engine, patience_ns, passed).await {
         tracing::warn!(
             "some volumes do not get a new root for now, and keep this host's low mark back"
         );
@@ -139,13 +139,13 @@ pub(crate) async fn fold_all(engine: &Arc<Engine>) {
         }
     };
     let patience_ns = engine.options.retry_ns.saturating_mul(PATIENCE);
-    if !ends_within(engine, patience_ns, folded).await {
+    if !completes_within(engine, patience_ns, folded).await {
         tracing::warn!("some volumes are not folded yet: a later pass finds what they hide");
     }
 }
 
 /// Whether `work` ends within so long; after that it is dropped.
-async fn ends_within(engine: &Engine, ns: u64, work: impl Future<Output = ()>) -> bool {
+async fn completes_within(engine: &Engine, ns: u64, work: impl Future<Output = ()>) -> bool {
     let (mut work, mut sleep) = (pin!(work), pin!(engine.port.sleep(ns)));
     std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
         Poll::Ready(()) => Poll::Ready(true),
@@ -155,27 +155,27 @@ async fn ends_within(engine: &Engine, ns: u64, work: impl Future<Output = ()>) -
 }
 
 /// Passes the mark of a volume in a job of its own, for an update that is cut short costs another. None: one is at it.
-fn start_passing(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Option<Answer<()>> {
-    if !engine.collector.begin_passing_mark(tail.id()) {
+fn start_advancing_mark(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Option<Answer<()>> {
+    if !engine.collector.begin_advancing_mark(tail.id()) {
         return None;
     }
     let (sender, answer) = Answer::channel();
     let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
     engine.clone().jobs.spawn(async move {
-        if let Err(error) = pass_mark(&engine, &tail).await {
+        if let Err(error) = advance_mark(&engine, &tail).await {
             let volume = tail.name();
             tracing::warn!(volume, %error, "its root keeps the low mark back for now");
             if is_final(&error) {
                 end(&engine, &tail, &error);
             }
         }
-        engine.collector.end_passing_mark(tail.id());
+        engine.collector.end_advancing_mark(tail.id());
         sender.send(());
     });
     Some(answer)
 }
 
-async fn pass_mark(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError> {
+async fn advance_mark(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError> {
     let _turn = tail.upload.turn.take().await;
     if tail.lock().status != Status::Live {
         return Ok(());

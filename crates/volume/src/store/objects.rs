@@ -153,7 +153,7 @@ pub(crate) async fn read_range(
                 );
             }
         }
-        if tail.lock().serving().is_err() {
+        if tail.lock().check_serving().is_err() {
             return Err(RangeError::Closed);
         }
         engine.port.sleep(delay).await;

@@ -12,7 +12,7 @@ use blkmq::io::{Geometry, SECTOR_BYTES};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
-use crate::hostlog::root_updates::{StandingRoot, UpdateError};
+use crate::hostlog::root_updates::{UpdateError, VersionedRoot};
 use crate::hostlog::taker::{TakeError, TakeRequest, Taker, UnreadableLog};
 use crate::log::frame::Record;
 use crate::log::ring::TailId;
@@ -23,18 +23,20 @@ use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
 use crate::request::points::Points;
 use crate::request::tail::{Inner, Status, Tail};
-use crate::request::watermark::Ages;
+use crate::request::watermark::CommitAges;
 use crate::store::go_live::go_live;
 use crate::store::holds::{
-    check_not_held, continuing_tail, goes_on, has_all_of, is_held_here, local_tails, records_lost,
-    set_back,
+    check_not_held, continuing_tail, covers_tail, is_continued, is_held_here, local_tails,
+    records_lost, set_back,
 };
 use crate::store::load_index::load_index;
-use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
+use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::name_locks::NameLock;
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::root_checks::{check_goes_on, wait_checked};
-use crate::store::roots::{begin_update, finish_update, read_any_root, read_root, unusable};
+use crate::store::roots::{
+    begin_update, finish_update, read_any_root, read_root, unusable_root_error,
+};
 use crate::store::tail_claim::TailClaim;
 use crate::store::take_together::read_logs;
 use crate::store::upload_state::KnownRoot;
@@ -81,7 +83,7 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         merged: Lsn::ZERO,
         small_top_due_ns: 0,
         slice_bytes: u64::MAX,
-        ages: Ages::default(),
+        ages: CommitAges::default(),
         #[cfg(feature = "planted")]
         late: None,
     };
@@ -143,7 +145,7 @@ pub(crate) async fn take_epoch(
     served: Option<&Arc<Tail>>,
 ) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
     for _ in 0..ATTEMPTS_MAX {
-        let (head, tails) = judged_root(engine, name).await?;
+        let (head, tails) = read_and_judge_root(engine, name).await?;
         let is_served = |tail: &Arc<Tail>| served.is_some_and(|served| Arc::ptr_eq(served, tail));
         let is_used = |tail: &&Arc<Tail>| tail.lock().status.serves() && !is_served(tail);
         if tails.iter().any(|tail| is_used(&tail)) {
@@ -167,7 +169,7 @@ pub(crate) async fn take_epoch(
         let bound = mode
             .continues
             .filter(|hold| hold.volume == head.root.volume);
-        if bound.is_some_and(|hold| !goes_on(engine, &head.root, &tails, hold, &continuing)) {
+        if bound.is_some_and(|hold| !is_continued(engine, &head.root, &tails, hold, &continuing)) {
             return Err(OpenError::HoldEnded(name.to_owned()));
         }
         if let Some(served) = served {
@@ -182,7 +184,7 @@ pub(crate) async fn take_epoch(
             take_over,
         );
         // The logs have patience of their own.
-        let keys = AskedKeys::default().with_root(name);
+        let keys = KeyPrefixes::default().with_root(name);
         let Some(taken) = with_patience(engine, name, keys, taken).await? else {
             // Another host was faster: read the root again.
             continue;
@@ -205,7 +207,7 @@ pub(crate) async fn take_epoch(
 }
 
 /// The root, and the tails here that it judges: from now on none of them is served without it.
-async fn judged_root(
+async fn read_and_judge_root(
     engine: &Engine,
     name: &str,
 ) -> Result<(KnownRoot, Vec<Arc<Tail>>), OpenError> {
@@ -234,7 +236,7 @@ async fn take(
     (ours, continuing): (bool, Option<&Arc<Tail>>),
     take_over: bool,
 ) -> Result<Option<KnownRoot>, OpenError> {
-    if let Some(stop) = engine.host_log.stopped() {
+    if let Some(stop) = engine.host_log.stop_reason() {
         return Err(OpenError::HostStopped(stop));
     }
     let name = &head.root.name;
@@ -260,11 +262,11 @@ async fn take(
     };
     let claimed = match taker.claim(&wanted).await {
         Ok(claimed) => claimed,
-        Err(error) => return not_taken(engine, name, error),
+        Err(error) => return on_take_failed(engine, name, error),
     };
     let read = match read_logs(engine, claimed.clone()).await {
         Ok(read) => read,
-        Err(error) => return unless_outrun(engine, &claimed, error).await,
+        Err(error) => return check_claim_stands(engine, &claimed, error).await,
     };
     taker.mark = read.mark;
     let found = read.chain.as_ref().map(|chain| chain.last);
@@ -274,7 +276,7 @@ async fn take(
     };
     // Before the adoption: its mark passes the records, and then nothing names what they name.
     if let Some(error) = records_lost(&stored, tails) {
-        let error = match unless_outrun(engine, &claimed, error).await {
+        let error = match check_claim_stands(engine, &claimed, error).await {
             Err(error @ OpenError::StoreWentBack { .. }) => error,
             outrun => return outrun,
         };
@@ -285,16 +287,16 @@ async fn take(
         return Ok(None);
     }
     match taker.adopt(&wanted, claimed, read.chain.as_ref()).await {
-        Ok(StandingRoot { root, version }) => Ok(Some(KnownRoot { root, version })),
-        Err(error) => not_taken(engine, name, error),
+        Ok(VersionedRoot { root, version }) => Ok(Some(KnownRoot { root, version })),
+        Err(error) => on_take_failed(engine, name, error),
     }
 }
 
 /// What was read of a log does not fit the claim. None: the claim does not stand any more. Whoever outran it
 /// has what the log held, and its records may be gone, which is no loss.
-async fn unless_outrun(
+async fn check_claim_stands(
     engine: &Engine,
-    claimed: &StandingRoot,
+    claimed: &VersionedRoot,
     error: OpenError,
 ) -> Result<Option<KnownRoot>, OpenError> {
     let may_be = matches!(
@@ -312,7 +314,7 @@ async fn unless_outrun(
 }
 
 /// Why the volume was not taken. None: the root is not what was judged.
-fn not_taken(
+fn on_take_failed(
     engine: &Engine,
     name: &str,
     error: TakeError,
@@ -326,7 +328,7 @@ fn not_taken(
         TakeError::Deleted | TakeError::Root(UpdateError::Missing) => {
             Err(OpenError::NoSuchVolume(name.to_owned()))
         }
-        TakeError::Root(error) => Err(unusable(name, &error)),
+        TakeError::Root(error) => Err(unusable_root_error(name, &error)),
         TakeError::Log(UnreadableLog(why)) => Err(OpenError::Corrupt(why)),
     }
 }
@@ -348,7 +350,7 @@ fn session_of_open(engine: &Engine, root: &Root, ours: bool) -> LogSession {
 /// A tail that does not continue the root that was found: kept if it holds something that the store
 /// does not have, never replayed.
 fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
-    if has_all_of(engine, tail, root) && !TailClaim::is_taken(engine, tail) {
+    if covers_tail(engine, tail, root) && !TailClaim::is_taken(engine, tail) {
         discard_tail(engine, tail);
     } else {
         keep_for_rescue(engine, tail);
@@ -365,7 +367,7 @@ fn keep_for_rescue(engine: &Arc<Engine>, tail: &Arc<Tail>) {
         tracing::warn!(
             volume = tail.name(),
             newest = tail.newest().0,
-            stored = tail.stored().0,
+            stored = tail.stored_lsn().0,
             "the volume goes on without what this log holds of it; what was not uploaded is kept for \
              rescue"
         );
@@ -399,14 +401,14 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
     engine.host_log.check_not_stopped()?;
     {
         let mut inner = tail.lock();
-        if inner.newest > tail.stored() {
+        if inner.newest > tail.stored_lsn() {
             return Err(OpenError::InUse(tail.name().to_owned()));
         }
         inner.status = Status::Closed;
     }
     tail.upload.wake_all();
     engine.wake_parked();
-    let keys = AskedKeys::default()
+    let keys = KeyPrefixes::default()
         .with_root(tail.name())
         .with_host(engine.host);
     let given_back = with_patience(engine, tail.name(), keys, give_back(engine, tail)).await;

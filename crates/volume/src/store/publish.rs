@@ -17,7 +17,7 @@ use blkmq::io::SECTOR_BYTES;
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::publisher::{Batch, Doubt, EffectiveRecord};
+use crate::hostlog::publisher::{Batch, EffectiveRecord, UnverifiedReason};
 use crate::hostlog::record::{NamedObject, RecordPack, RecordSlice};
 use crate::jobs::AnswerSender;
 use crate::log::frame::Record;
@@ -30,7 +30,7 @@ use crate::object::root_key;
 use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
 use crate::store::cadence::{has_ready, wait_for_record};
 use crate::store::endings;
-use crate::store::flow::bring_again::bring_again;
+use crate::store::flow::reupload::reupload;
 use crate::store::flow::slices::{ReadySlice, UploadedPack};
 use crate::store::log_procedures::on_progress;
 use crate::store::roots::{begin_update, finish_update, read_any_root};
@@ -198,7 +198,7 @@ fn take_parts(engine: &Engine) -> Vec<Part> {
             .sum::<usize>();
         parts.insert(part.tail.id(), part);
     }
-    for asked in engine.host_log.take_asked() {
+    for asked in engine.host_log.take_record_requests() {
         if asked.ends && asked.tail.upload.has_ended() {
             // Whoever asked before was cut short.
             asked.answer.send(Ok(()));
@@ -239,10 +239,10 @@ async fn publish_record(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Outcome> {
     };
     let outcome = |part: &Part| {
         let volume = part.tail.id().volume;
-        let mut doubts = progress.doubtful.iter().rev();
+        let mut doubts = progress.unverified.iter().rev();
         match doubts.find(|(doubtful, _)| *doubtful == volume) {
             _ if is_published(engine, part, &progress.published) => Outcome::Stored,
-            Some((_, doubt)) => Outcome::Doubtful(doubt_error(&part.tail, doubt)),
+            Some((_, doubt)) => Outcome::Doubtful(unverified_error(&part.tail, doubt)),
             None => Outcome::Failed(OpenError::Fenced(part.tail.name().to_owned())),
         }
     };
@@ -257,12 +257,14 @@ async fn publish_record(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Outcome> {
     outcomes
 }
 
-fn doubt_error(tail: &Tail, doubt: &Doubt) -> OpenError {
+fn unverified_error(tail: &Tail, doubt: &UnverifiedReason) -> OpenError {
     let name = tail.name();
     match doubt {
-        Doubt::RootMissing => OpenError::RootMissing(name.to_owned()),
-        Doubt::RootUnreadable(error) => OpenError::Corrupt(format!("{}: {error}", root_key(name))),
-        Doubt::NoAnswer(key) => OpenError::Store(format!(
+        UnverifiedReason::RootMissing => OpenError::RootMissing(name.to_owned()),
+        UnverifiedReason::RootUnreadable(error) => {
+            OpenError::Corrupt(format!("{}: {error}", root_key(name)))
+        }
+        UnverifiedReason::NoAnswer(key) => OpenError::Store(format!(
             "look at {key}: the store gives no answer about it, so what volume {name} has in this \
              host's newest record is not called stored yet; it will be tried again"
         )),
@@ -284,7 +286,7 @@ fn batch_of(engine: &Engine, parts: &[Part]) -> Batch {
         batch
             .objects
             .extend(objects.map(|object| NamedObject { volume, ..*object }));
-        let mut first = part.tail.stored().next();
+        let mut first = part.tail.stored_lsn().next();
         for slice in &part.slices {
             debug_assert!(!slice.packs.is_empty(), "its LSNs must stand in a record");
             for pack in &slice.packs {
@@ -370,7 +372,7 @@ fn start_by_root(engine: &Arc<Engine>, part: Part) {
 }
 
 async fn publish_by_root(engine: &Arc<Engine>, part: &Part) -> Result<(), OpenError> {
-    let slices = bring_again(engine, &part.tail, &part.slices).await?;
+    let slices = reupload(engine, &part.tail, &part.slices).await?;
     let _turn = part.tail.upload.turn.take().await;
     if let Some(newest) = slices.last() {
         let mut update = begin_update(engine, &part.tail).await?;
@@ -483,7 +485,7 @@ async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) -> bo
         for span in &slice.damaged {
             inner.layers.clean.remove(*span, release_clean);
         }
-        inner.ages.stored(slice.last);
+        inner.ages.on_stored(slice.last);
         let frozen = &mut inner.layers.frozen;
         let stored = frozen.partition_point(|layer| layer.last <= slice.last);
         frozen.drain(..stored).collect::<Vec<_>>()

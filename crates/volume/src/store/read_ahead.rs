@@ -95,7 +95,7 @@ async fn find_missing(
         let (mut chunks, mut pages) = (Vec::new(), Vec::new());
         {
             let inner = tail.lock();
-            if inner.serving().is_err() {
+            if inner.check_serving().is_err() {
                 return Poll::Ready(None);
             }
             inner.layers.lookup(span, &mut |part, found| {

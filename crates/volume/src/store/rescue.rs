@@ -49,7 +49,7 @@ fn describe(tail: &Tail) -> Option<UnservedTail> {
         rescue: tail.is_rescue() || status == Status::Fenced,
         bytes: tail.size().bytes,
         newest,
-        stored: tail.stored(),
+        stored: tail.stored_lsn(),
         extents,
         log_bytes: tail.dirty_sectors() * SECTOR_BYTES,
     })

@@ -23,7 +23,7 @@ pub(crate) fn on_parked(engine: &Arc<Engine>, now_ns: u64) {
     engine.clone().jobs.spawn(async move {
         for tail in engine.tails() {
             if has_no_commit_ahead(&tail) {
-                look(&engine, &tail).await;
+                check_root(&engine, &tail).await;
             }
         }
         engine.root_watch.end(engine.jobs.mono_ns());
@@ -33,11 +33,11 @@ pub(crate) fn on_parked(engine: &Arc<Engine>, now_ns: u64) {
 /// Whether the volume is served and has nothing that the store lacks.
 fn has_no_commit_ahead(tail: &Tail) -> bool {
     let inner = tail.lock();
-    inner.status == Status::Live && inner.newest <= tail.stored()
+    inner.status == Status::Live && inner.newest <= tail.stored_lsn()
 }
 
 /// Fences the volume if another host has it now.
-async fn look(engine: &Arc<Engine>, tail: &Tail) {
+async fn check_root(engine: &Arc<Engine>, tail: &Tail) {
     let Some(known) = tail.upload.head() else {
         return;
     };

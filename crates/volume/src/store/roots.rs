@@ -89,7 +89,7 @@ pub(crate) async fn read_any_root(engine: &Engine, name: &str) -> Result<KnownRo
 }
 
 /// What a root that cannot be updated says.
-pub(crate) fn unusable(name: &str, error: &UpdateError) -> OpenError {
+pub(crate) fn unusable_root_error(name: &str, error: &UpdateError) -> OpenError {
     match error {
         UpdateError::Missing => OpenError::RootMissing(name.to_owned()),
         UpdateError::Unreadable(error) => {
@@ -183,12 +183,12 @@ pub(crate) async fn finish_update(
             let what = format!("another session wrote the root of {name} in this one's epoch");
             Err(stop_host(engine, &Stop::Cloned(what)))
         }
-        Ok(OwnersUpdate::Fenced) => Err(lost_to(engine, tail).await),
+        Ok(OwnersUpdate::Fenced) => Err(find_fenced_error(engine, tail).await),
         Err(OwnersError::Stop(stop)) => Err(stop_host(engine, &stop)),
         Err(OwnersError::Root(_)) if canary::active!("missing_root_is_a_fence") => {
             Err(OpenError::Fenced(name.to_owned()))
         }
-        Err(OwnersError::Root(error)) => Err(unusable(name, &error)),
+        Err(OwnersError::Root(error)) => Err(unusable_root_error(name, &error)),
     }
 }
 
@@ -207,7 +207,7 @@ async fn note_size(engine: &Arc<Engine>, tail: &Tail, root: &Root) {
 }
 
 /// Who has the volume now.
-async fn lost_to(engine: &Engine, tail: &Tail) -> OpenError {
+async fn find_fenced_error(engine: &Engine, tail: &Tail) -> OpenError {
     let name = tail.name().to_owned();
     let is_gone = |found: KnownRoot| found.root.deleted || found.root.volume != tail.id().volume;
     match read_any_root(engine, &name).await.map(is_gone) {

@@ -22,7 +22,7 @@ impl SessionTable {
     ///
     /// # Errors
     /// If one is known by another name: the object is damaged.
-    pub(crate) fn learn(
+    pub(crate) fn register(
         &self,
         names: impl IntoIterator<Item = SessionName>,
     ) -> Result<(), FormatError> {

@@ -149,7 +149,7 @@ impl Streams {
     pub(crate) async fn admit(&self, fetches: &FetchTable) {
         self.request_ended
             .wait_until(|| {
-                let clients_wait = fetches.clients_wait();
+                let clients_wait = fetches.has_client_requests();
                 let most = match clients_wait && !canary::active!("read_ahead_first") {
                     true => REQUESTS_BESIDE_CLIENTS_MAX,
                     false => REQUESTS_MAX,

@@ -13,12 +13,12 @@ use std::task::Poll;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
-use crate::hostlog::root_updates::StandingRoot;
+use crate::hostlog::root_updates::VersionedRoot;
 use crate::hostlog::scan::Chain;
 use crate::hostlog::taker::{Taker, UnreadableLog};
 use crate::jobs::Answer;
 use crate::lock::lock;
-use crate::store::log_procedures::{AskedKeys, catch_up, log_port, with_patience};
+use crate::store::log_procedures::{KeyPrefixes, catch_up, log_port, with_patience};
 use crate::store::log_reads::{LogRead, PendingLogRead};
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, LogSession};
@@ -30,7 +30,7 @@ const GATHER_NS_MAX: u64 = 1_000_000_000;
 /// Reads and fences the log of the claimed volume's predecessor, and the own one up to its end.
 pub(super) fn read_logs(
     engine: &Arc<Engine>,
-    claimed: StandingRoot,
+    claimed: VersionedRoot,
 ) -> Answer<Result<LogRead, OpenError>> {
     let (sender, answer) = Answer::channel();
     let is_first = {
@@ -80,8 +80,8 @@ async fn run_group(engine: Arc<Engine>, host: Option<HostId>, members: Vec<Pendi
         None => "this host's log".to_owned(),
     };
     // Its own log is read up to the fences, too.
-    let keys = AskedKeys::default().with_host(engine.host);
-    let keys = host.into_iter().fold(keys, AskedKeys::with_host);
+    let keys = KeyPrefixes::default().with_host(engine.host);
+    let keys = host.into_iter().fold(keys, KeyPrefixes::with_host);
     let read = read_group(&engine, host, &members);
     let found = with_patience(&engine, &what, keys, read).await;
     let reads = &engine.log_reads;
@@ -121,7 +121,7 @@ async fn read_group(
             session,
         },
         label: &engine.label,
-        mark: engine.host_log.state().next.before(),
+        mark: engine.host_log.state().next.previous(),
         unix_ms: engine.jobs.now().unix_ms,
     };
     let claimed = members.iter().map(|waiting| waiting.claimed.clone());

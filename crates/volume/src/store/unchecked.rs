@@ -46,7 +46,7 @@ pub(crate) async fn open_unchecked(
         let mut inner = tail.lock();
         inner.index = Index::unknown();
         inner.geometry = geometry_of(tail.size());
-        begin_serving(engine, &tail, &mut inner, tail.stored(), ring);
+        begin_serving(engine, &tail, &mut inner, tail.stored_lsn(), ring);
     }
     note_tail(engine, &tail).await?;
     tail.lock().status = Status::Unchecked;
@@ -137,7 +137,7 @@ async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> 
         return Err(OpenError::StoreWentBack {
             volume: name.to_owned(),
             stored_lsn: found.lsn.0,
-            known_lsn: tail.stored().0,
+            known_lsn: tail.stored_lsn().0,
         });
     }
     if found.deleted || found.volume != tail.id().volume {

@@ -48,7 +48,7 @@ impl UnnamedObjects {
     }
 
     /// A new object.
-    pub(crate) fn draw(self: &Arc<Self>) -> UnnamedObject {
+    pub(crate) fn allocate(self: &Arc<Self>) -> UnnamedObject {
         let mut state = lock(&self.state);
         let number = state.next;
         state.next += 1;
@@ -80,7 +80,7 @@ impl UnnamedObject {
     }
 
     /// A request that names it may still land: the floor stays below it for as long as this process lives.
-    pub(crate) fn hold_for_good(&self) {
+    pub(crate) fn hold_forever(&self) {
         lock(&self.objects.state).for_good.insert(self.number);
     }
 }
@@ -102,15 +102,15 @@ mod tests {
     fn the_floor_never_passes_an_object_that_nothing_names_yet() {
         let objects = UnnamedObjects::new(SessionName::default());
         assert_eq!(objects.floor(), 0);
-        let (first, second) = (objects.draw(), objects.draw());
+        let (first, second) = (objects.allocate(), objects.allocate());
         assert_eq!((first.id().number, second.id().number), (0, 1));
         assert_eq!(objects.floor(), 0);
         drop(second);
         assert_eq!(objects.floor(), 0, "the first is not named");
         drop(first);
         assert_eq!(objects.floor(), 2);
-        objects.draw().hold_for_good();
-        drop(objects.draw());
+        objects.allocate().hold_forever();
+        drop(objects.allocate());
         assert_eq!(objects.floor(), 2, "it may be named yet");
     }
 }

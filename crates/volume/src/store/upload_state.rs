@@ -97,7 +97,7 @@ impl UploadState {
     }
 
     /// Everything up to here has been asked for.
-    pub(super) fn wanted(&self) -> Lsn {
+    pub(super) fn requested_lsn(&self) -> Lsn {
         Lsn(self.wanted.load(Ordering::Acquire))
     }
 

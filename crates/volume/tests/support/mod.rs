@@ -40,7 +40,7 @@ pub(crate) fn each_is_seen(planted: &[(&'static str, fn())]) {
 }
 
 /// The bytes of a seed.
-pub(crate) fn noise(seed: u64, bytes: u64) -> Vec<u8> {
+pub(crate) fn random_bytes(seed: u64, bytes: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..bytes).map(|_| random.u8(..)).collect()
 }
@@ -159,7 +159,7 @@ impl World {
     }
 
     /// Carries everything on until nothing is left to do at this moment.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn run_until_idle(&mut self) {
         loop {
             let now_ns = self.now_ns;
             for (_, id, op) in self
@@ -250,7 +250,7 @@ impl World {
         for (id, work) in std::mem::take(&mut self.held_merges) {
             self.host.complete(id, compute(work));
         }
-        self.settle();
+        self.run_until_idle();
     }
 
     /// The PUTs that hung are answered after all.
@@ -259,7 +259,7 @@ impl World {
             let outcome = Outcome::Store(self.store(op));
             self.host.complete(id, outcome);
         }
-        self.settle();
+        self.run_until_idle();
     }
 
     /// The same, but the first sync of the log after a write at `offset` or behind is left where it
@@ -300,14 +300,14 @@ impl World {
                 mono_ns: self.now_ns,
                 unix_ms: self.now_ns / 1_000_000,
             });
-            self.settle();
+            self.run_until_idle();
         }
     }
 
     /// Goes on, at most a virtual minute, until there is a value.
     pub(crate) fn wait<T>(&mut self, mut look: impl FnMut(&mut World) -> Option<T>) -> T {
         for _ in 0..6000 {
-            self.settle();
+            self.run_until_idle();
             if let Some(value) = look(self) {
                 return value;
             }

@@ -5,7 +5,7 @@ use blkmq::io::{Backend, Op, Place, Plan, Step};
 use volume::driver::DiskOp;
 use volume::{OpenError, OpenMode, Volume, VolumeSpec};
 
-use super::{World, noise, waker};
+use super::{World, random_bytes, waker};
 
 impl World {
     pub(crate) fn create(&mut self, name: &str, bytes: u64) {
@@ -80,7 +80,7 @@ impl World {
                     volume.written(plan, Ok(()), &waker)
                 }
                 Step::Park(_) => {
-                    self.settle();
+                    self.run_until_idle();
                     let mut next = volume.begin(&op, &waker);
                     if matches!(next, Step::Park(_)) {
                         self.pass(10);
@@ -93,7 +93,7 @@ impl World {
                 }
                 Step::Status(_) => panic!("asked for with `status`"),
                 Step::Sync(wait) => {
-                    self.settle();
+                    self.run_until_idle();
                     volume.poll_sync(wait, &waker)
                 }
             };
@@ -117,7 +117,7 @@ impl World {
             sectors: (bytes / 512) as u32,
             fua: false,
         };
-        self.request(volume, op, &mut noise(seed, bytes))
+        self.request(volume, op, &mut random_bytes(seed, bytes))
             .expect("written");
     }
 

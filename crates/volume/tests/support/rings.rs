@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use volume::units::HostId;
-use volume::{HeapRegion, RingId, RingRegion, Rings, RingsAside};
+use volume::{HeapRegion, RetainedRings, RingId, RingRegion, Rings};
 
 #[derive(Default)]
 pub(crate) struct HeapRings {
@@ -55,11 +55,11 @@ impl Rings for HeapRings {
             .collect()
     }
 
-    fn set_aside(&self, ring: RingId) -> Result<RingsAside, String> {
+    fn set_aside(&self, ring: RingId) -> Result<RetainedRings, String> {
         let region = self.regions.lock().expect("no panics").remove(&ring);
         let mut aside = self.aside.lock().expect("no panics");
         aside.push(ring);
-        Ok(RingsAside {
+        Ok(RetainedRings {
             place: "aside".into(),
             count: aside.len(),
             bytes: region.map_or(0, |region| region.words().len() as u64 * 8),

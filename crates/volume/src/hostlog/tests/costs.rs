@@ -10,7 +10,7 @@ use super::{first_root, volume_id, volume_name};
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::hostlog::names::{Digest, Position, SessionName, record_key};
 use crate::hostlog::notes::LogState;
-use crate::hostlog::port::{LogPort, NotesEnded};
+use crate::hostlog::port::{LocalLogUnavailable, LogPort};
 use crate::hostlog::publisher::{Batch, Publisher};
 use crate::hostlog::record::{Content, Record, RecordPack, RecordSlice};
 use crate::hostlog::stop::Stop;
@@ -21,13 +21,13 @@ use crate::units::{Epoch, HostId, LogSession, Lsn, Span};
 
 /// Answers at once, and counts.
 #[derive(Debug, Default)]
-struct Counting {
+struct CountingPort {
     store: Mutex<Shared>,
     asked: Mutex<(u32, u32)>,
     noted: Mutex<LogState>,
 }
 
-impl Counting {
+impl CountingPort {
     fn carry_out(&self, op: StoreOp) -> Result<StoreReply, StoreError> {
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         store.carry_out(op)
@@ -39,7 +39,7 @@ impl Counting {
     }
 }
 
-impl LogPort for &Counting {
+impl LogPort for &CountingPort {
     async fn store(&self, op: StoreOp) -> Result<StoreReply, StoreError> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         match op {
@@ -56,12 +56,12 @@ impl LogPort for &Counting {
         1
     }
 
-    async fn note(&self, state: LogState) -> Result<(), NotesEnded> {
+    async fn persist_state(&self, state: LogState) -> Result<(), LocalLogUnavailable> {
         *self.noted.lock().unwrap_or_else(PoisonError::into_inner) = state;
         Ok(())
     }
 
-    fn jot(&self, _: LogState) {}
+    fn stage_state(&self, _: LogState) {}
 }
 
 fn now<T>(future: impl Future<Output = T>) -> T {
@@ -81,7 +81,7 @@ fn session(host: u8) -> SessionName {
     }
 }
 
-fn taker<'a>(port: &'a &'a Counting, host: u8) -> Taker<'a, &'a Counting> {
+fn taker<'a>(port: &'a &'a CountingPort, host: u8) -> Taker<'a, &'a CountingPort> {
     Taker {
         port,
         own: session(host),
@@ -91,7 +91,7 @@ fn taker<'a>(port: &'a &'a Counting, host: u8) -> Taker<'a, &'a Counting> {
     }
 }
 
-fn wanted(volumes: u8) -> Vec<TakeRequest> {
+fn take_requests(volumes: u8) -> Vec<TakeRequest> {
     let wanted = (0..volumes).map(|number| TakeRequest {
         name: volume_name(volume_id(number)),
         above: Epoch(0),
@@ -103,8 +103,8 @@ fn wanted(volumes: u8) -> Vec<TakeRequest> {
 }
 
 /// A store with volumes that nobody has opened yet.
-fn with_volumes(count: u8) -> Counting {
-    let port = Counting::default();
+fn with_volumes(count: u8) -> CountingPort {
+    let port = CountingPort::default();
     for number in 0..count {
         let root = first_root(number);
         let op = StoreOp::Create {
@@ -117,7 +117,7 @@ fn with_volumes(count: u8) -> Counting {
 }
 
 /// A batch with one commit of each volume, all in one pack, which it writes.
-fn batch(port: &Counting, own: SessionName, volumes: u8, number: u64) -> Batch {
+fn batch(port: &CountingPort, own: SessionName, volumes: u8, number: u64) -> Batch {
     let data = format!("pack {number}").into_bytes();
     let digest = Digest::of(&data);
     let key = own.pack_key(number);
@@ -146,8 +146,8 @@ fn batch(port: &Counting, own: SessionName, volumes: u8, number: u64) -> Batch {
 }
 
 /// Host 1 takes the volumes and publishes two records of all of them.
-fn publish_two(port: &Counting, volumes: u8) {
-    let taken = now(taker(&port, 1).take(&wanted(volumes)));
+fn publish_two(port: &CountingPort, volumes: u8) {
+    let taken = now(taker(&port, 1).take(&take_requests(volumes)));
     assert!(taken.values().all(|taken| taken.is_ok()));
     let own = session(1);
     let mut publisher = Publisher::new(port, own, LogSession::default(), LogState::default());
@@ -182,7 +182,7 @@ fn three_volumes_of_one_host_are_taken_with_one_scan_and_one_fence() {
     let port = with_volumes(3);
     publish_two(&port, 3);
     port.count();
-    let taken = now(taker(&&port, 2).take(&wanted(3)));
+    let taken = now(taker(&&port, 2).take(&take_requests(3)));
     for taken in taken.values() {
         let root = &taken.as_ref().expect("it is taken").root;
         assert_eq!(
@@ -219,7 +219,7 @@ fn hosts_with_poisoned_logs_take_volumes_of_one_host_after_each_other() {
         takers.all(|(host, volume)| {
             let mut taker = taker(&port, host);
             taker.own.session = LogSession::default();
-            let taken = now(taker.take(&wanted(3)[volume..=volume]));
+            let taken = now(taker.take(&take_requests(3)[volume..=volume]));
             let mut taken = taken.into_values();
             taken.all(|taken| taken.is_ok_and(|taken| taken.root.deltas.len() == 2))
         })
@@ -234,7 +234,7 @@ fn hosts_with_poisoned_logs_take_volumes_of_one_host_after_each_other() {
 #[test]
 fn a_host_whose_newest_record_is_gone_does_not_bring_its_packs_into_a_root() {
     let port = with_volumes(1);
-    let found = |port: &Counting| {
+    let found = |port: &CountingPort| {
         let own = session(1);
         let mut publisher = Publisher::new(port, own, LogSession::default(), LogState::default());
         publisher.attach(volume_id(0), volume_name(volume_id(0)), Epoch(1));
@@ -246,12 +246,12 @@ fn a_host_whose_newest_record_is_gone_does_not_bring_its_packs_into_a_root() {
             .expect("it is there");
         now(publisher.mark())
     };
-    let taken = now(taker(&&port, 1).take(&wanted(1)));
+    let taken = now(taker(&&port, 1).take(&take_requests(1)));
     assert!(taken.values().all(|taken| taken.is_ok()));
     assert!(matches!(found(&port), Err(Stop::SetBack(_))));
 
     let port = with_volumes(1);
-    let taken = now(taker(&&port, 1).take(&wanted(1)));
+    let taken = now(taker(&&port, 1).take(&take_requests(1)));
     assert!(taken.values().all(|taken| taken.is_ok()));
     let blind = canary::with("fold_believes_its_log", || found(&port));
     assert_eq!(blind, Ok(Position(1)), "the planted bug is seen");
@@ -273,7 +273,7 @@ fn is_refused_until_it_is_back(host: u8, known: Position, position: Position) ->
     let mut taker = taker(port_of, host);
     taker.mark = known;
     let is_missing = |taken: &Result<_, TakeError>| matches!(taken, Err(TakeError::Log(why)) if why.0.contains(&key));
-    let refused = now(taker.take(&wanted(3))).values().all(is_missing);
+    let refused = now(taker.take(&take_requests(3))).values().all(is_missing);
     if !refused || get().is_ok() {
         return false;
     }
@@ -282,7 +282,7 @@ fn is_refused_until_it_is_back(host: u8, known: Position, position: Position) ->
         data,
     };
     port.carry_out(back).expect("nothing stands there");
-    let taken = now(taker.take(&wanted(3))).into_values();
+    let taken = now(taker.take(&take_requests(3))).into_values();
     let has_all = |root: &Root| (root.lsn, root.deltas.len()) == (Lsn(2), 2);
     taken
         .into_iter()
@@ -305,7 +305,7 @@ fn nothing_is_taken_or_fenced_across_a_record_that_is_gone_and_was_followed() {
 fn a_mark_is_noted_durably_before_a_root_has_it() {
     let noted = || {
         let port = with_volumes(1);
-        let taken = now(taker(&&port, 1).take(&wanted(1)));
+        let taken = now(taker(&&port, 1).take(&take_requests(1)));
         assert!(taken.values().all(|taken| taken.is_ok()));
         let own = session(1);
         let (before, state) = (LogSession::default(), LogState::default());

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ghost::Content;
-use super::world::{Port, look};
-use crate::collect::pass::{collect, look as collect_nothing};
+use super::world::{Port, lock_world};
+use crate::collect::pass::{collect, find_garbage as collect_nothing};
 use crate::driver::{StoreOp, StoreReply};
 use crate::hostlog::continuing::{OwnTail, TailVerdict, judge_tail};
 use crate::hostlog::low_mark::{raise_low_mark, remove_records};
@@ -14,7 +14,7 @@ use crate::hostlog::port::LogPort;
 use crate::hostlog::publisher::{Batch, Progress, Publisher};
 use crate::hostlog::record::{NamedObject, RecordPack, RecordSlice};
 use crate::hostlog::root_updates::{
-    OwnerView, OwnersError, OwnersUpdate, StandingRoot, read_root, update_own_root,
+    OwnerView, OwnersError, OwnersUpdate, VersionedRoot, read_root, update_own_root,
 };
 use crate::hostlog::scan::read_own_log;
 use crate::hostlog::stop::Stop;
@@ -76,7 +76,7 @@ impl Disk {
 
 /// A volume that is served.
 struct ServedVolume {
-    known: StandingRoot,
+    known: VersionedRoot,
     /// Packs since the root, each with the position of its record.
     since: Vec<(Position, DeltaRef)>,
 }
@@ -95,11 +95,11 @@ struct Host {
 }
 
 /// A process, from its start until it stops or has nothing more to do.
-pub(super) async fn live(port: Port, own: SessionName, before: LogSession, seed: u64) {
+pub(super) async fn run_process(port: Port, own: SessionName, before: LogSession, seed: u64) {
     let machine = port.machine;
     let world = port.world.clone();
     if let Err(stop) = begin(port, own, before, seed).await {
-        let mut shared = look(&world);
+        let mut shared = lock_world(&world);
         shared.ghost.stops += 1;
         if !shared.ghost.may_stop {
             let what = format!("a host stops although nothing happened to it: {stop}");
@@ -110,7 +110,7 @@ pub(super) async fn live(port: Port, own: SessionName, before: LogSession, seed:
 }
 
 async fn begin(port: Port, own: SessionName, before: LogSession, seed: u64) -> Result<(), Stop> {
-    let disk = look(&port.world).machines[port.machine].disk.clone();
+    let disk = lock_world(&port.world).machines[port.machine].disk.clone();
     let publisher = Publisher::new(port.clone(), own, before, disk.state.clone());
     let mut host = Host {
         port,
@@ -124,7 +124,7 @@ async fn begin(port: Port, own: SessionName, before: LogSession, seed: u64) -> R
     };
     let mut reopened = Vec::new();
     for (volume, tail) in &disk.tails {
-        if host.go_on(*volume, tail).await? {
+        if host.check_continuing_tail(*volume, tail).await? {
             reopened.push(*volume);
         }
     }
@@ -136,11 +136,11 @@ async fn begin(port: Port, own: SessionName, before: LogSession, seed: u64) -> R
     }
     host.apply(progress);
     host.take(&reopened).await?;
-    let takes_all = look(&host.port.world).machines[host.port.machine].takes_all;
+    let takes_all = lock_world(&host.port.world).machines[host.port.machine].takes_all;
     for number in 0..if takes_all { VOLUMES } else { 0 } {
         host.take(&[volume_id(number)]).await?;
         if !host.served.contains_key(&volume_id(number)) {
-            let mut shared = look(&host.port.world);
+            let mut shared = lock_world(&host.port.world);
             if !shared.ghost.was_set_back {
                 shared.ghost.on_refused(volume_id(number));
             }
@@ -155,7 +155,7 @@ async fn begin(port: Port, own: SessionName, before: LogSession, seed: u64) -> R
 
 impl Host {
     fn tail<R>(&self, volume: VolumeId, change: impl FnOnce(&mut Tail) -> R) -> R {
-        let mut shared = look(&self.port.world);
+        let mut shared = lock_world(&self.port.world);
         let tails = &mut shared.machines[self.port.machine].disk.tails;
         change(tails.entry(volume).or_default())
     }
@@ -163,7 +163,7 @@ impl Host {
     fn forget(&mut self, volume: VolumeId) {
         self.served.remove(&volume);
         self.publisher.detach(volume);
-        let mut shared = look(&self.port.world);
+        let mut shared = lock_world(&self.port.world);
         shared.machines[self.port.machine]
             .disk
             .tails
@@ -175,7 +175,7 @@ impl Host {
     }
 
     /// The first look at the root of a tail that goes on. True: it has to be taken again.
-    async fn go_on(&mut self, volume: VolumeId, tail: &Tail) -> Result<bool, Stop> {
+    async fn check_continuing_tail(&mut self, volume: VolumeId, tail: &Tail) -> Result<bool, Stop> {
         let name = volume_name(volume);
         let standing = read_root(&self.port, &name).await;
         let standing = standing.map_err(|_| Stop::SetBack("a root is gone".into()))?;
@@ -192,11 +192,11 @@ impl Host {
         };
         match judge_tail(&standing.root, &own) {
             TailVerdict::Continues => {
-                let last = state.next.before();
+                let last = state.next.previous();
                 let log = read_own_log(&self.port, self.own.host, &standing.root, last).await;
                 let broken = |_| Stop::SetBack("this host's log has a hole".into());
                 let log = log.map_err(broken)?;
-                self.learn(log.sessions.iter());
+                self.learn_sessions(log.sessions.iter());
                 self.unsure
                     .push((volume, Lsn(tail.stored as u64 + 1), log.last));
                 self.publisher.attach(volume, name, tail.epoch);
@@ -214,17 +214,17 @@ impl Host {
     }
 
     /// A moment in which nothing is under way that leans on what was read before.
-    async fn rest(&self) {
-        look(&self.port.world).machines[self.port.machine].is_idle = true;
+    async fn wait_until_idle(&self) {
+        lock_world(&self.port.world).machines[self.port.machine].is_idle = true;
         self.port.sleep(0).await;
-        look(&self.port.world).machines[self.port.machine].is_idle = false;
+        lock_world(&self.port.world).machines[self.port.machine].is_idle = false;
     }
 
     async fn work(&mut self) -> Result<(), Stop> {
         loop {
-            self.rest().await;
+            self.wait_until_idle().await;
             let goes_on = {
-                let mut shared = look(&self.port.world);
+                let mut shared = lock_world(&self.port.world);
                 let goes_on = shared.jobs > 0;
                 shared.jobs = shared.jobs.saturating_sub(1);
                 goes_on
@@ -251,7 +251,7 @@ impl Host {
                 9..=14 => self.publish(None).await?,
                 15..=16 if is_served => self.fold(volume).await?,
                 17 if is_served => self.close(volume).await?,
-                18 | 24..=25 => self.raise(self.own.host, self.next().before()).await,
+                18 | 24..=25 => self.raise(self.own.host, self.next().previous()).await,
                 _ => {}
             }
         }
@@ -270,7 +270,7 @@ impl Host {
     /// Whoever collects raises the low marks of all hosts.
     async fn raise_all(&self) {
         let hosts: BTreeSet<HostId> = {
-            let shared = look(&self.port.world);
+            let shared = lock_world(&self.port.world);
             shared.machines.iter().map(|machine| machine.host).collect()
         };
         for host in hosts {
@@ -284,7 +284,7 @@ impl Host {
         self.collect().await;
         self.collect().await;
         let left = collect_nothing(&self.port, BTreeSet::new()).await;
-        let mut shared = look(&self.port.world);
+        let mut shared = lock_world(&self.port.world);
         if shared.ghost.was_set_back {
             return;
         }
@@ -304,7 +304,7 @@ impl Host {
     /// A pass of the collector.
     async fn collect(&self) {
         let found = collect(&self.port, self.own, 0, BTreeSet::new()).await;
-        let mut shared = look(&self.port.world);
+        let mut shared = lock_world(&self.port.world);
         match found {
             Ok(found) => {
                 shared.ghost.removed += found.removed.objects;
@@ -357,7 +357,7 @@ impl Host {
             deltas: deltas.clone(),
             ..root
         };
-        self.learn([self.own].into_iter());
+        self.learn_sessions([self.own].into_iter());
         self.update(volume, false, compacted).await.map(drop)
     }
 
@@ -400,7 +400,7 @@ impl Host {
             }
         }
         // The packs are up, and nothing names them yet.
-        self.rest().await;
+        self.wait_until_idle().await;
         let progress = self.publisher.publish(batch).await?;
         self.apply(progress);
         Ok(())
@@ -440,7 +440,7 @@ impl Host {
             self.forget(volume);
         }
         for published in progress.published {
-            self.learn(published.record.sessions());
+            self.learn_sessions(published.record.sessions());
             for (volume, epoch) in published.volumes {
                 let deltas = published.record.deltas_of(volume, epoch);
                 for (slice, delta) in deltas {
@@ -454,7 +454,7 @@ impl Host {
         }
     }
 
-    fn learn(&mut self, sessions: impl Iterator<Item = SessionName>) {
+    fn learn_sessions(&mut self, sessions: impl Iterator<Item = SessionName>) {
         self.sessions
             .extend(sessions)
             .expect("bits are not drawn twice");
@@ -462,7 +462,7 @@ impl Host {
 
     /// What the log has of the volume is stored, and is called so.
     fn on_stored(&self, volume: VolumeId, first: Lsn, last: Lsn) {
-        let mut shared = look(&self.port.world);
+        let mut shared = lock_world(&self.port.world);
         let disk = &mut shared.machines[self.port.machine].disk;
         let tail = disk.tails.entry(volume).or_default();
         if last < first {
@@ -577,9 +577,9 @@ impl Host {
     }
 
     /// The volume is this host's.
-    fn on_taken(&mut self, volume: VolumeId, known: StandingRoot) {
+    fn on_taken(&mut self, volume: VolumeId, known: VersionedRoot) {
         let epoch = known.root.epoch;
-        let mut shared = look(&self.port.world);
+        let mut shared = lock_world(&self.port.world);
         let Some(content) = content_of(&shared.objects, &known.root) else {
             shared.ghost.on_refused(volume);
             drop(shared);

@@ -28,7 +28,7 @@ fn known() -> Root {
     }
 }
 
-fn judged(change: impl Fn(&mut Root)) -> Verdict {
+fn verdict_of(change: impl Fn(&mut Root)) -> Verdict {
     let known = known();
     let mut standing = known.clone();
     change(&mut standing);
@@ -43,12 +43,12 @@ fn judged(change: impl Fn(&mut Root)) -> Verdict {
 
 #[test]
 fn a_root_that_an_owner_did_not_expect_is_judged_as_the_protocol_says() {
-    assert_eq!(judged(|_| ()), Verdict::Moved);
+    assert_eq!(verdict_of(|_| ()), Verdict::Moved);
     let folded = |root: &mut Root| {
         (root.sequence, root.mark, root.lsn) = (8, Position(8), Lsn(30));
     };
-    assert_eq!(judged(folded), Verdict::Moved, "a dead process folded");
-    assert_eq!(judged(|root| root.epoch = Epoch(4)), Verdict::Fenced);
+    assert_eq!(verdict_of(folded), Verdict::Moved, "a dead process folded");
+    assert_eq!(verdict_of(|root| root.epoch = Epoch(4)), Verdict::Fenced);
     let back: [fn(&mut Root); 4] = [
         |root| root.epoch = Epoch(2),
         |root| root.sequence = 6,
@@ -56,7 +56,10 @@ fn a_root_that_an_owner_did_not_expect_is_judged_as_the_protocol_says() {
         |root| root.mark = Position(4),
     ];
     for change in back {
-        assert!(matches!(judged(change), Verdict::Stop(Stop::SetBack(_))));
+        assert!(matches!(
+            verdict_of(change),
+            Verdict::Stop(Stop::SetBack(_))
+        ));
     }
     let ahead: [fn(&mut Root); 4] = [
         |root| root.owner = None,
@@ -65,11 +68,11 @@ fn a_root_that_an_owner_did_not_expect_is_judged_as_the_protocol_says() {
         |root| root.mark = Position(9),
     ];
     for change in ahead {
-        assert!(matches!(judged(change), Verdict::Stop(Stop::Cloned(_))));
+        assert!(matches!(verdict_of(change), Verdict::Stop(Stop::Cloned(_))));
     }
 }
 
-fn started(is_ended: bool, change: impl Fn(&mut Root)) -> TailVerdict {
+fn tail_verdict(is_ended: bool, change: impl Fn(&mut Root)) -> TailVerdict {
     let mut root = known();
     change(&mut root);
     let tail = OwnTail {
@@ -87,14 +90,14 @@ fn started(is_ended: bool, change: impl Fn(&mut Root)) -> TailVerdict {
 
 #[test]
 fn a_tail_goes_on_only_where_the_root_still_names_its_host_and_epoch() {
-    assert_eq!(started(false, |_| ()), TailVerdict::Continues);
-    assert_eq!(started(true, |_| ()), TailVerdict::Reopens);
+    assert_eq!(tail_verdict(false, |_| ()), TailVerdict::Continues);
+    assert_eq!(tail_verdict(true, |_| ()), TailVerdict::Reopens);
     assert_eq!(
-        started(false, |root| root.owner = None),
+        tail_verdict(false, |root| root.owner = None),
         TailVerdict::Reopens
     );
     let claimed_by = |host| {
-        started(false, |root| {
+        tail_verdict(false, |root| {
             root.epoch = Epoch(4);
             root.owner = None;
             root.claimant = holder(host);
@@ -108,22 +111,22 @@ fn a_tail_goes_on_only_where_the_root_still_names_its_host_and_epoch() {
     assert_eq!(claimed_by(HOST), TailVerdict::Reopens, "its own late claim");
     assert_eq!(claimed_by(OTHER), TailVerdict::Fenced);
     assert_eq!(
-        started(false, |root| root.epoch = Epoch(4)),
+        tail_verdict(false, |root| root.epoch = Epoch(4)),
         TailVerdict::Fenced
     );
     assert_eq!(
-        started(false, |root| root.deleted = true),
+        tail_verdict(false, |root| root.deleted = true),
         TailVerdict::Fenced
     );
     assert_eq!(
-        started(false, |root| root.owner = holder(OTHER)),
+        tail_verdict(false, |root| root.owner = holder(OTHER)),
         TailVerdict::Fenced
     );
-    let back = started(false, |root| root.epoch = Epoch(2));
+    let back = tail_verdict(false, |root| root.epoch = Epoch(2));
     assert!(matches!(back, TailVerdict::Stop(Stop::SetBack(_))));
     let ahead: [fn(&mut Root); 2] = [|root| root.lsn = Lsn(41), |root| root.mark = Position(9)];
     for change in ahead {
-        let verdict = started(false, change);
+        let verdict = tail_verdict(false, change);
         assert!(matches!(verdict, TailVerdict::Stop(Stop::Cloned(_))));
     }
 }

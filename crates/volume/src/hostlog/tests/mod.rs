@@ -10,7 +10,7 @@ mod judgements;
 mod world;
 
 use host::{VOLUMES, volume_id, volume_name};
-use world::{Budget, Runner, look};
+use world::{Budget, Runner, lock_world};
 
 use crate::object::root::Root;
 use crate::object::root_key;
@@ -67,16 +67,16 @@ fn run(seed: u64, hosts: usize, jobs: u32, budget: Budget) -> Result {
             key: root_key(&root.name),
             data: root.encode(),
         };
-        look(&runner.world)
+        lock_world(&runner.world)
             .carry_out(op)
             .expect("the store is empty");
     }
     (0..hosts).for_each(|machine| runner.start(machine));
     runner.run(4_000);
-    runner.calm();
+    runner.stop_faults();
     let rests = runner.run(STEPS_MAX);
     let opened = rests && open_all(&mut runner);
-    let shared = look(&runner.world);
+    let shared = lock_world(&runner.world);
     let violation = shared.ghost.violation.clone();
     Result {
         violation: violation.or_else(|| (!opened).then(|| "it does not come to rest".into())),
@@ -88,7 +88,7 @@ fn run(seed: u64, hosts: usize, jobs: u32, budget: Budget) -> Result {
 
 /// A new host takes every volume: what it finds is judged by the ghost.
 fn open_all(runner: &mut Runner) -> bool {
-    look(&runner.world).jobs = 0;
+    lock_world(&runner.world).jobs = 0;
     let machine = runner.add_opener();
     runner.start(machine);
     runner.run(STEPS_MAX)
@@ -144,7 +144,7 @@ fn after_the_store_was_set_back_nothing_more_is_called_stored_that_no_opener_fin
 }
 
 /// The first of these worlds in which a planted bug breaks a promise.
-fn seen(
+fn find_violation(
     canary: &'static str,
     hosts: usize,
     jobs: u32,
@@ -186,7 +186,7 @@ fn each_planted_bug_is_seen() {
     ];
     let mut missed = Vec::new();
     for (name, (world, hosts, budget)) in planted {
-        match seen(name, hosts, 120, budget, 12_000) {
+        match find_violation(name, hosts, 120, budget, 12_000) {
             Some((seed, violation)) => println!("{name}: {world}, seed {seed}: {violation}"),
             None => missed.push(name),
         }

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::ghost::Ghost;
-use super::host::{Disk, live};
+use super::host::{Disk, run_process};
 use crate::collect::CollectPort;
 use crate::driver::{ComputeError, StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::names::{Digest, SessionName};
 use crate::hostlog::notes::LogState;
-use crate::hostlog::port::{LogPort, NotesEnded};
+use crate::hostlog::port::{LocalLogUnavailable, LogPort};
 use crate::hostlog::stop::Stop;
 use crate::units::{HostId, LogSession};
 
@@ -36,7 +36,7 @@ pub(super) struct Machine {
 }
 
 #[derive(Debug)]
-enum Ask {
+enum PortRequest {
     Store(StoreOp),
     Note,
     Sleep,
@@ -48,7 +48,7 @@ type Answer = Result<StoreReply, StoreError>;
 struct Pending {
     machine: usize,
     process: u64,
-    ask: Ask,
+    ask: PortRequest,
     cell: Arc<Mutex<Option<Answer>>>,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Shared {
 
 pub(super) type World = Arc<Mutex<Shared>>;
 
-pub(super) fn look(world: &World) -> MutexGuard<'_, Shared> {
+pub(super) fn lock_world(world: &World) -> MutexGuard<'_, Shared> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -107,9 +107,9 @@ impl Future for AnswerFuture {
 }
 
 impl Port {
-    fn ask(&self, ask: Ask) -> AnswerFuture {
+    fn ask(&self, ask: PortRequest) -> AnswerFuture {
         let cell = Arc::default();
-        let mut shared = look(&self.world);
+        let mut shared = lock_world(&self.world);
         shared.pending.push(Pending {
             machine: self.machine,
             process: self.process,
@@ -122,24 +122,27 @@ impl Port {
 
 impl LogPort for Port {
     fn store(&self, op: StoreOp) -> impl Future<Output = Answer> + Send {
-        self.ask(Ask::Store(op))
+        self.ask(PortRequest::Store(op))
     }
 
     async fn sleep(&self, _: u64) {
-        let _ = self.ask(Ask::Sleep).await;
+        let _ = self.ask(PortRequest::Sleep).await;
     }
 
     fn pause_ns(&self) -> u64 {
         1
     }
 
-    async fn note(&self, state: LogState) -> Result<(), NotesEnded> {
-        self.jot(state);
-        self.ask(Ask::Note).await.map(drop).map_err(|_| NotesEnded)
+    async fn persist_state(&self, state: LogState) -> Result<(), LocalLogUnavailable> {
+        self.stage_state(state);
+        self.ask(PortRequest::Note)
+            .await
+            .map(drop)
+            .map_err(|_| LocalLogUnavailable)
     }
 
-    fn jot(&self, state: LogState) {
-        look(&self.world).machines[self.machine].jotted = Some(state);
+    fn stage_state(&self, state: LogState) {
+        lock_world(&self.world).machines[self.machine].jotted = Some(state);
     }
 }
 
@@ -228,7 +231,7 @@ pub(super) struct Runner {
     backup: Option<(Objects, Ghost)>,
 }
 
-fn writes(op: &StoreOp) -> bool {
+fn is_write(op: &StoreOp) -> bool {
     !matches!(
         op,
         StoreOp::Get { .. } | StoreOp::GetRange { .. } | StoreOp::List { .. }
@@ -261,7 +264,7 @@ impl Runner {
     /// A process starts on a machine.
     pub(super) fn start(&mut self, machine: usize) {
         let (own, before) = {
-            let mut shared = look(&self.world);
+            let mut shared = lock_world(&self.world);
             let machine = &mut shared.machines[machine];
             machine.process += 1;
             machine.stopped = None;
@@ -276,13 +279,13 @@ impl Runner {
             };
             (own, before)
         };
-        let process = look(&self.world).machines[machine].process;
+        let process = lock_world(&self.world).machines[machine].process;
         let port = Port {
             world: Arc::clone(&self.world),
             machine,
             process,
         };
-        let life = live(port, own, before, self.rng.u64(..));
+        let life = run_process(port, own, before, self.rng.u64(..));
         self.processes[machine] = Some(Box::pin(life));
     }
 
@@ -290,7 +293,7 @@ impl Runner {
     fn kill(&mut self, machine: usize, power_cut: bool) {
         self.processes[machine] = None;
         let framed = self.rng.bool();
-        let mut shared = look(&self.world);
+        let mut shared = lock_world(&self.world);
         let shared = &mut *shared;
         let pending = std::mem::take(&mut shared.pending);
         for asked in pending {
@@ -299,8 +302,8 @@ impl Runner {
                 continue;
             }
             match asked.ask {
-                Ask::Note if framed => shared.make_durable(machine),
-                Ask::Store(op) if writes(&op) && self.rng.bool() => shared.late.push(op),
+                PortRequest::Note if framed => shared.make_durable(machine),
+                PortRequest::Store(op) if is_write(&op) && self.rng.bool() => shared.late.push(op),
                 _ => {}
             }
         }
@@ -329,20 +332,20 @@ impl Runner {
         for _ in 0..steps {
             self.poll();
             let runs = self.processes.iter().any(Option::is_some);
-            if !runs || look(&self.world).ghost.violation.is_some() {
+            if !runs || lock_world(&self.world).ghost.violation.is_some() {
                 return true;
             }
             if self.rng.u32(..100) < 3 {
-                self.strike();
+                self.inject_fault();
             } else {
-                self.land_one();
+                self.complete_one_request();
             }
         }
         false
     }
 
     /// Something goes wrong with a machine, or with the store.
-    fn strike(&mut self) {
+    fn inject_fault(&mut self) {
         let machine = self.rng.usize(..self.processes.len());
         let runs = self.processes[machine].is_some();
         match self.rng.u32(..5) {
@@ -362,7 +365,7 @@ impl Runner {
             }
             3 if self.budget.set_backs > 0 => self.set_back(),
             _ => {
-                let mut shared = look(&self.world);
+                let mut shared = lock_world(&self.world);
                 if !shared.late.is_empty() {
                     let at = self.rng.usize(..shared.late.len());
                     let op = shared.late.swap_remove(at);
@@ -375,7 +378,7 @@ impl Runner {
     /// A machine gets a copy of another's cache directory, and is started.
     fn copy(&mut self, machine: usize) {
         {
-            let mut shared = look(&self.world);
+            let mut shared = lock_world(&self.world);
             let from = &shared.machines[machine];
             let copy = Machine {
                 host: from.host,
@@ -392,7 +395,7 @@ impl Runner {
     /// Backs the bucket up, or sets it back, while nobody is in the middle of something: see the
     /// limits in docs/store-protocol.md.
     fn set_back(&mut self) {
-        let mut shared = look(&self.world);
+        let mut shared = lock_world(&self.world);
         let Some((objects, ghost)) = self.backup.take() else {
             self.backup = Some((shared.objects.clone(), shared.ghost.clone()));
             return;
@@ -409,8 +412,8 @@ impl Runner {
     }
 
     /// Carries out one request that is on its way.
-    fn land_one(&mut self) {
-        let mut shared = look(&self.world);
+    fn complete_one_request(&mut self) {
+        let mut shared = lock_world(&self.world);
         let shared = &mut *shared;
         if shared.pending.is_empty() {
             return;
@@ -421,19 +424,19 @@ impl Runner {
             return;
         }
         let answer = match asked.ask {
-            Ask::Sleep => Ok(StoreReply::Deleted),
-            Ask::Note => {
+            PortRequest::Sleep => Ok(StoreReply::Deleted),
+            PortRequest::Note => {
                 shared.make_durable(asked.machine);
                 Ok(StoreReply::Deleted)
             }
-            Ask::Store(op) => self.budget.carry_out(shared, op, &mut self.rng),
+            PortRequest::Store(op) => self.budget.carry_out(shared, op, &mut self.rng),
         };
         *asked.cell.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
     }
 
     /// A new host that takes every volume and does no more.
     pub(super) fn add_opener(&mut self) -> usize {
-        let mut shared = look(&self.world);
+        let mut shared = lock_world(&self.world);
         shared.machines.push(Machine {
             host: HostId([0xee; 16]),
             takes_all: true,
@@ -444,9 +447,9 @@ impl Runner {
     }
 
     /// From now on nothing goes wrong, and what was on its way has landed or never will.
-    pub(super) fn calm(&mut self) {
+    pub(super) fn stop_faults(&mut self) {
         self.budget = Budget::default();
-        let mut shared = look(&self.world);
+        let mut shared = lock_world(&self.world);
         shared.jobs = 0;
         for op in std::mem::take(&mut shared.late) {
             if self.rng.bool() {
@@ -460,12 +463,12 @@ impl Budget {
     fn carry_out(&mut self, shared: &mut Shared, op: StoreOp, rng: &mut fastrand::Rng) -> Answer {
         let unknown = || Err(StoreError::Unknown("the answer was lost".into()));
         match rng.u32(..20) {
-            0 if self.lost_answers > 0 && writes(&op) => {
+            0 if self.lost_answers > 0 && is_write(&op) => {
                 self.lost_answers -= 1;
                 let _ = shared.carry_out(op);
                 unknown()
             }
-            1 if self.late > 0 && writes(&op) => {
+            1 if self.late > 0 && is_write(&op) => {
                 self.late -= 1;
                 shared.late.push(op);
                 unknown()

@@ -27,19 +27,19 @@ struct State {
     /// Bytes that each volume holds.
     held: BTreeMap<TailId, u64>,
     /// Who waits, the longest first.
-    waiting: VecDeque<Ask>,
+    waiting: VecDeque<BudgetRequest>,
     asks: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Ask {
+struct BudgetRequest {
     number: u64,
     tail: TailId,
     bytes: u64,
 }
 
 impl State {
-    fn fits(&self, ask: Ask, total: u64) -> bool {
+    fn fits(&self, ask: BudgetRequest, total: u64) -> bool {
         let held = self.held.get(&ask.tail).copied().unwrap_or(0);
         let own = canary::active!("one_volume_takes_all_memory")
             || held == 0
@@ -54,7 +54,7 @@ impl State {
             return false;
         };
         let ask = self.waiting[place];
-        let kept_by_itself = |other: &Ask| {
+        let kept_by_itself = |other: &BudgetRequest| {
             let held = self.held.get(&other.tail).copied().unwrap_or(0);
             held > 0 && held + other.bytes > total / 2
         };
@@ -105,7 +105,7 @@ impl Budget {
             let mut state = lock(&self.state);
             let number = state.asks;
             state.asks += 1;
-            state.waiting.push_back(Ask {
+            state.waiting.push_back(BudgetRequest {
                 number,
                 tail,
                 bytes,

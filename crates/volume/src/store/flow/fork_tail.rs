@@ -24,7 +24,7 @@ use crate::object::root::{DeltaRef, Root};
 use crate::request::tail::Tail;
 use crate::store::catalog::{create_root, first_root};
 use crate::store::flow::pack_plan::plan_packs;
-use crate::store::flow::packing::bring_pack;
+use crate::store::flow::packing::upload_pack;
 use crate::store::flow::slice_job::extents_bytes;
 use crate::store::flow::slices::UploadedPack;
 use crate::store::forks::child::{drop_pin, put_pin};
@@ -96,19 +96,19 @@ pub(crate) async fn fork_tail(
     };
     let mut root = forked_root(engine, &tail, name, &extents, base.as_ref())?;
     root.lsn = newest;
-    root.first = tail.stored().next();
-    let (packs, damaged_sectors) = bring_extents(engine, &tail, &root, extents).await?;
+    root.first = tail.stored_lsn().next();
+    let (packs, damaged_sectors) = upload_extents(engine, &tail, &root, extents).await?;
     root.deltas.extend(packs.iter().map(|pack| pack.reference));
     let named = root.sessions.extend(engine.own_sessions());
     named.map_err(|error| OpenError::Corrupt(format!("{name}: {error}")))?;
     let created = make_volume(engine, &tail, root, base.as_ref()).await;
     if created.is_err() {
         // The root may be written yet, and then it names them.
-        packs.iter().for_each(|pack| pack.object.hold_for_good());
+        packs.iter().for_each(|pack| pack.object.hold_forever());
     }
     Ok(ForkedTail {
         volume: created?,
-        base: base.map(|_| tail.stored()),
+        base: base.map(|_| tail.stored_lsn()),
         newest,
         damaged_sectors,
     })
@@ -154,7 +154,7 @@ async fn check_base(engine: &Engine, tail: &Tail, base: &Base) -> Result<(), Ope
     };
     Err(OpenError::BaseGone {
         volume: tail.name().to_owned(),
-        stored_lsn: tail.stored().0,
+        stored_lsn: tail.stored_lsn().0,
         why,
     })
 }
@@ -181,12 +181,12 @@ fn forked_root(
     if let Some(Base { root: from, deltas }) = base {
         let parent = Ancestor {
             volume: from.volume,
-            last: tail.stored(),
+            last: tail.stored_lsn(),
         };
         let above = from.lineage();
         let lineage: Vec<Ancestor> = [parent].into_iter().chain(above.iter().copied()).collect();
         root.set_lineage(&lineage);
-        if let Some(folded) = from.folded() {
+        if let Some(folded) = from.folded_lsn() {
             root.set_folded(folded);
         }
         root.deltas = deltas.clone();
@@ -199,7 +199,7 @@ fn forked_root(
 
 /// The store's state at the tail's last own commit, if the store still tells it.
 async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
-    let (name, stored) = (tail.name(), tail.stored());
+    let (name, stored) = (tail.name(), tail.stored_lsn());
     let gone = |why: String| OpenError::BaseGone {
         volume: name.to_owned(),
         stored_lsn: stored.0,
@@ -220,7 +220,7 @@ async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
     if root.lsn < stored || !root.follows(tail.upload.mark()) {
         return Err(gone("the store was set back since".to_owned()));
     }
-    let merged = match root.folded() {
+    let merged = match root.folded_lsn() {
         Some(folded) if folded <= stored => None,
         Some(folded) => Some(format!(
             "it was merged with what came later, or set back to a snapshot since, up to LSN {}",
@@ -253,7 +253,7 @@ async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
 
 /// Brings the extents to the store, as packs of a slice of the new volume; and how many sectors of them could
 /// not be read.
-async fn bring_extents(
+async fn upload_extents(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     root: &Root,
@@ -278,9 +278,9 @@ async fn bring_extents(
         // No record names them: a later session, or a copy that this host never meets, must not end theirs.
         let object = match canary::active!("rescue_packs_are_of_a_session") {
             true => engine.next_object(),
-            false => engine.unrecorded.draw(),
+            false => engine.unrecorded.allocate(),
         };
-        let brought = bring_pack(engine, tail, (slice.clone(), plan), object).await;
+        let brought = upload_pack(engine, tail, (slice.clone(), plan), object).await;
         let brought = brought.map_err(|_| {
             let why = tail.upload.last_error().unwrap_or_default();
             OpenError::Store(format!("{}: nothing was made; try again: {why}", root.name))

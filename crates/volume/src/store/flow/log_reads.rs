@@ -73,7 +73,7 @@ pub(super) async fn read_log(
         }
     }
     if !failed.is_empty() {
-        isolate(engine, failed, &mut content).await?;
+        read_block_by_block(engine, failed, &mut content).await?;
     }
     Ok(content)
 }
@@ -161,7 +161,7 @@ async fn read_block(engine: &Engine, sector: u64) -> Result<Vec<u8>, DiskError> 
 }
 
 /// Reads block by block what could not be read in one; what cannot be read at all is damaged.
-async fn isolate(
+async fn read_block_by_block(
     engine: &Engine,
     mut failed: Vec<BlockPart>,
     content: &mut LogContent,

@@ -12,7 +12,6 @@
 //!
 //! [`Options::slice_bytes`]: crate::options::Options::slice_bytes
 
-pub(in crate::store) mod bring_again;
 pub(crate) mod budget;
 mod compute;
 pub(crate) mod fork_tail;
@@ -21,6 +20,7 @@ mod log_reads;
 mod pack_plan;
 mod packing;
 mod repeats;
+pub(in crate::store) mod reupload;
 mod shared_packs;
 pub(crate) mod shared_packs_state;
 mod slice_job;
@@ -32,7 +32,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::log::merge::merge_before_cut;
 use crate::request::tail::{NotLive, Status, Tail};
-use crate::store::endings::{end, end_of, is_final, is_refusal};
+use crate::store::endings::{end, end_reason, is_final, is_refusal};
 use crate::store::roots::{begin_update, finish_update};
 use crate::sync::atomic::Ordering;
 use crate::units::Lsn;
@@ -51,7 +51,7 @@ async fn cut_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
     let upload = &tail.upload;
     // Of a poisoned log only what durable frames cover goes to the store (R10).
     let most = || match engine.poisoned.load(Ordering::Acquire) {
-        true => tail.framed(),
+        true => tail.framed_lsn(),
         false => Lsn(u64::MAX),
     };
     loop {
@@ -60,7 +60,7 @@ async fn cut_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
             if inner.status != Status::Live {
                 return Some(false);
             }
-            let is_wanted = upload.wanted().min(most()) > inner.cut;
+            let is_wanted = upload.requested_lsn().min(most()) > inner.cut;
             (is_wanted && upload.has_room(engine.options.cut_bytes())).then_some(true)
         });
         if !is_live.await {
@@ -74,7 +74,7 @@ async fn cut_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
                     return (tail.lock().status != Status::Live).then_some(None);
                 }
                 let most = most();
-                match tail.cut_slice(upload.wanted(), most, engine.jobs.mono_ns()) {
+                match tail.cut_slice(upload.requested_lsn(), most, engine.jobs.mono_ns()) {
                     Ok(cut) => cut.map(Some),
                     Err(NotLive) => Some(None),
                 }
@@ -104,11 +104,11 @@ async fn merge_hot_sets(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     };
     // A slice waits for this round in any case.
     let round = engine.committer().next_round();
-    let covered = tail.framed() >= last || engine.committer().durable(engine, round).await;
+    let covered = tail.framed_lsn() >= last || engine.committer().durable(engine, round).await;
     let most = match covered {
         _ if canary::active!("cuts_wait_for_a_hot_set") => Lsn(u64::MAX),
         true => last,
-        false => tail.framed(),
+        false => tail.framed_lsn(),
     };
     while merge_before_cut(engine, tail, most).await {}
 }
@@ -174,19 +174,19 @@ pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Resul
             // What was called stored before may be another history's by now.
             let is_unchecked = tail.lock().status == Status::Unchecked
                 && !canary::active!("unchecked_is_called_stored");
-            if tail.stored() >= lsn && !is_unchecked {
+            if tail.stored_lsn() >= lsn && !is_unchecked {
                 return Some(Ok(()));
             }
             // Only what durable frames cover is uploaded from a poisoned log (R10). Commits after
             // the last frame may hide some of it in the map: then it takes a restart, which goes
             // back to the last frame.
-            if engine.poisoned.load(Ordering::Acquire) && tail.framed() < tail.newest() {
+            if engine.poisoned.load(Ordering::Acquire) && tail.framed_lsn() < tail.newest() {
                 return Some(Err(OpenError::Poisoned));
             }
             match tail.lock().status {
                 Status::Live => tail.upload.refusal().map(Err),
                 Status::Unchecked => None,
-                status => Some(Err(end_of(tail, status))),
+                status => Some(Err(end_reason(tail, status))),
             }
         })
         .await
@@ -201,7 +201,7 @@ pub(crate) async fn wait_grown(tail: &Tail, bytes: u64) -> Result<(), OpenError>
             _ if inner.geometry.bytes >= bytes => Some(Ok(())),
             Status::Live => tail.upload.refusal().map(Err),
             Status::Unchecked => None,
-            status => Some(Err(end_of(tail, status))),
+            status => Some(Err(end_reason(tail, status))),
         }
     };
     tail.upload.changed.wait_until(size).await

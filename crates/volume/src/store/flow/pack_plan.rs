@@ -36,7 +36,7 @@ pub(super) struct Run {
 
 /// A pack that is in the store, and what had to be given up for it.
 #[derive(Debug)]
-pub(super) struct BroughtPack {
+pub(super) struct PackUpload {
     pub(super) uploaded: UploadedPack,
     pub(super) damaged: Vec<Span>,
 }

@@ -12,14 +12,14 @@ use crate::driver::{ComputeKind, StoreOp};
 use crate::engine::Engine;
 use crate::hostlog::names::Digest;
 use crate::map::index::delta_of;
-use crate::object::pack::{Effort, Pack, PackWriter, Slice};
+use crate::object::pack::{CompressionEffort, Pack, PackWriter, Slice};
 use crate::object::root::DeltaRef;
 use crate::request::tail::Tail;
 use crate::store::endings::is_final;
 use crate::store::flow::compute::compute;
 use crate::store::flow::log_content::LogContent;
 use crate::store::flow::log_reads::read_log;
-use crate::store::flow::pack_plan::{BroughtPack, PackPlan, PlannedItem, Run};
+use crate::store::flow::pack_plan::{PackPlan, PackUpload, PlannedItem, Run};
 use crate::store::flow::repeats::Repeats;
 use crate::store::flow::slices::{ServiceEnded, UploadedPack};
 use crate::store::immutable::put;
@@ -27,12 +27,12 @@ use crate::store::unnamed::UnnamedObject;
 use crate::units::{Lsn, Span};
 
 /// Gathers a pack's content, compresses it, and brings the pack to the store, however often that takes.
-pub(super) async fn bring_pack(
+pub(super) async fn upload_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     (slice, plan): (Slice, PackPlan),
     object: UnnamedObject,
-) -> Result<BroughtPack, ServiceEnded> {
+) -> Result<PackUpload, ServiceEnded> {
     let content = read_content(engine, tail, &plan).await?;
     let (object, last) = (Arc::new(object), slice.last);
     let number = object.id().number;
@@ -49,7 +49,7 @@ pub(super) async fn bring_pack(
     };
     let (pack, digest) = compute(engine, tail, cost, build).await?;
     let uploaded = put_pack(engine, tail, (pack, object), (digest, last)).await?;
-    Ok(BroughtPack { uploaded, damaged })
+    Ok(PackUpload { uploaded, damaged })
 }
 
 /// What the log has of a pack's content, however often it takes to read it.
@@ -69,10 +69,10 @@ pub(super) async fn read_content(
 }
 
 /// Where writers wait for slices, these take the way that costs the least.
-pub(super) fn effort(engine: &Engine) -> Effort {
+pub(super) fn effort(engine: &Engine) -> CompressionEffort {
     match engine.space.is_pressed() {
-        true => Effort::Least,
-        false => Effort::Usual,
+        true => CompressionEffort::Least,
+        false => CompressionEffort::Usual,
     }
 }
 

@@ -21,9 +21,9 @@ use crate::lock::lock;
 use crate::object::pack::{Pack, PackWriter, Slice};
 use crate::request::tail::{Status, Tail};
 use crate::store::endings::is_final;
-use crate::store::flow::pack_plan::{BroughtPack, PackPlan};
+use crate::store::flow::pack_plan::{PackPlan, PackUpload};
 use crate::store::flow::packing::{add_items, effort, read_content, uploaded_part};
-use crate::store::flow::shared_packs_state::{Member, Part, Waiting};
+use crate::store::flow::shared_packs_state::{PackMember, PackWaiter, Part};
 use crate::store::flow::slices::ServiceEnded;
 use crate::store::immutable::write;
 use crate::store::unnamed::UnnamedObject;
@@ -38,17 +38,17 @@ const GATHER_NS: u64 = 20_000_000;
 const GATHER_NS_MAX: u64 = 100_000_000;
 
 /// A slice on its way that may come to share a pack.
-pub(super) struct Expected(Arc<Engine>);
+pub(super) struct ExpectedSlice(Arc<Engine>);
 
-impl Expected {
-    pub(super) fn new(engine: &Arc<Engine>) -> Expected {
+impl ExpectedSlice {
+    pub(super) fn new(engine: &Arc<Engine>) -> ExpectedSlice {
         let shared = &engine.shared_packs;
         shared.expected.fetch_add(1, Ordering::AcqRel);
-        Expected(Arc::clone(engine))
+        ExpectedSlice(Arc::clone(engine))
     }
 }
 
-impl Drop for Expected {
+impl Drop for ExpectedSlice {
     fn drop(&mut self) {
         let shared = &self.0.shared_packs;
         shared.expected.fetch_sub(1, Ordering::AcqRel);
@@ -68,17 +68,17 @@ pub(super) fn is_shared(engine: &Engine, plans: &[PackPlan]) -> bool {
 }
 
 /// Brings a slice to the store in a pack with others.
-pub(super) async fn bring_shared(
+pub(super) async fn upload_shared(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     (slice, plan): (Slice, PackPlan),
-    expected: Expected,
-) -> Result<BroughtPack, ServiceEnded> {
+    expected: ExpectedSlice,
+) -> Result<PackUpload, ServiceEnded> {
     let content = read_content(engine, tail, &plan).await?;
     let (answer, brought) = Answer::channel();
     let is_first = {
         let mut members = lock(&engine.shared_packs.members);
-        members.push(Member {
+        members.push(PackMember {
             tail: Arc::clone(tail),
             slice,
             plan,
@@ -103,7 +103,7 @@ async fn run(engine: Arc<Engine>) {
         let (members, is_last) = shared.take(pack_bytes);
         engine
             .jobs
-            .spawn(bring_members(Arc::clone(&engine), members));
+            .spawn(upload_members(Arc::clone(&engine), members));
         if is_last {
             return;
         }
@@ -133,11 +133,11 @@ async fn gather(engine: &Engine) {
     }
 }
 
-async fn bring_members(engine: Arc<Engine>, members: Vec<Member>) {
-    let (tails, parts): (Vec<_>, Vec<_>) = members.into_iter().map(Member::split).unzip();
-    let brought = bring(&engine, &tails, parts).await;
+async fn upload_members(engine: Arc<Engine>, members: Vec<PackMember>) {
+    let (tails, parts): (Vec<_>, Vec<_>) = members.into_iter().map(PackMember::split).unzip();
+    let brought = upload_parts(&engine, &tails, parts).await;
     for (at, (_, answer)) in tails.into_iter().enumerate() {
-        let part = brought.as_ref().map(|(pack, digest, damaged)| BroughtPack {
+        let part = brought.as_ref().map(|(pack, digest, damaged)| PackUpload {
             uploaded: uploaded_part((&pack.0, &pack.1), *digest, at),
             damaged: damaged[at].clone(),
         });
@@ -145,10 +145,14 @@ async fn bring_members(engine: Arc<Engine>, members: Vec<Member>) {
     }
 }
 
-type Brought = ((Pack, Arc<UnnamedObject>), Digest, Vec<Vec<Span>>);
+type SharedUpload = ((Pack, Arc<UnnamedObject>), Digest, Vec<Vec<Span>>);
 
 /// None: none of the volumes is served any more.
-async fn bring(engine: &Arc<Engine>, tails: &[Waiting], parts: Vec<Part>) -> Option<Brought> {
+async fn upload_parts(
+    engine: &Arc<Engine>,
+    tails: &[PackWaiter],
+    parts: Vec<Part>,
+) -> Option<SharedUpload> {
     let damaged = parts.iter().map(|(_, _, content)| content.damaged());
     let damaged = damaged.collect();
     let mut repeats = SharedRepeats::new(engine, tails);
@@ -207,12 +211,12 @@ async fn build(
 /// As [`Repeats`](crate::store::flow::repeats::Repeats), for several volumes.
 struct SharedRepeats<'a> {
     engine: &'a Engine,
-    tails: &'a [Waiting],
+    tails: &'a [PackWaiter],
     delay_ns: u64,
 }
 
 impl<'a> SharedRepeats<'a> {
-    fn new(engine: &'a Engine, tails: &'a [Waiting]) -> SharedRepeats<'a> {
+    fn new(engine: &'a Engine, tails: &'a [PackWaiter]) -> SharedRepeats<'a> {
         SharedRepeats {
             engine,
             tails,
@@ -230,7 +234,7 @@ impl<'a> SharedRepeats<'a> {
         }
         self.engine.port.sleep(self.delay_ns).await;
         self.delay_ns = (self.delay_ns * 2).min(self.engine.options.retry_ns * 30);
-        let is_live = |(tail, _): &Waiting| tail.lock().status == Status::Live;
+        let is_live = |(tail, _): &PackWaiter| tail.lock().status == Status::Live;
         self.tails.iter().any(is_live).then_some(())
     }
 }

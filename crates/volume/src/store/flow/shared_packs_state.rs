@@ -10,7 +10,7 @@ use crate::lock::lock;
 use crate::object::pack::Slice;
 use crate::request::tail::Tail;
 use crate::store::flow::log_content::LogContent;
-use crate::store::flow::pack_plan::{BroughtPack, PackPlan};
+use crate::store::flow::pack_plan::{PackPlan, PackUpload};
 use crate::store::flow::slices::ServiceEnded;
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicUsize;
@@ -21,7 +21,7 @@ const MEMBERS_MAX: usize = 1024;
 /// Small slices that wait for a pack.
 #[derive(Debug, Default)]
 pub(crate) struct SharedPacks {
-    pub(super) members: Mutex<Vec<Member>>,
+    pub(super) members: Mutex<Vec<PackMember>>,
     /// Slices on their way of which it is not known yet whether they share a pack.
     pub(super) expected: AtomicUsize,
     pub(super) changed: Signal,
@@ -29,16 +29,16 @@ pub(crate) struct SharedPacks {
 
 /// A slice that waits for its pack, and what the log has of it.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct PackMember {
     pub(super) tail: Arc<Tail>,
     pub(super) slice: Slice,
     pub(super) plan: PackPlan,
     pub(super) content: LogContent,
-    pub(super) answer: AnswerSender<Result<BroughtPack, ServiceEnded>>,
+    pub(super) answer: AnswerSender<Result<PackUpload, ServiceEnded>>,
 }
 
 /// Who waits for a part of a pack.
-pub(super) type Waiting = (Arc<Tail>, AnswerSender<Result<BroughtPack, ServiceEnded>>);
+pub(super) type PackWaiter = (Arc<Tail>, AnswerSender<Result<PackUpload, ServiceEnded>>);
 /// What goes into it.
 pub(super) type Part = (Slice, PackPlan, LogContent);
 
@@ -53,12 +53,12 @@ impl SharedPacks {
     pub(super) fn is_waited_for(&self) -> bool {
         let members = lock(&self.members);
         let mut tails = members.iter().map(|member| &member.tail);
-        tails.any(|tail| tail.upload.is_waited_for(tail.stored()))
+        tails.any(|tail| tail.upload.is_waited_for(tail.stored_lsn()))
     }
 
     /// Those of the next pack: one of each volume, in order. True: nobody waits for another; whoever comes
     /// next begins anew.
-    pub(super) fn take(&self, pack_bytes: u64) -> (Vec<Member>, bool) {
+    pub(super) fn take(&self, pack_bytes: u64) -> (Vec<PackMember>, bool) {
         let mut members = lock(&self.members);
         let (mut taken, mut later) = (Vec::new(), Vec::new());
         let (mut bytes, mut volumes) = (0, BTreeSet::new());
@@ -77,8 +77,8 @@ impl SharedPacks {
     }
 }
 
-impl Member {
-    pub(super) fn split(self) -> (Waiting, Part) {
+impl PackMember {
+    pub(super) fn split(self) -> (PackWaiter, Part) {
         (
             (self.tail, self.answer),
             (self.slice, self.plan, self.content),

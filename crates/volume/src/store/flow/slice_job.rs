@@ -15,9 +15,9 @@ use crate::map::layers::{DirtyExtent, LogAddr, merge};
 use crate::object::pack::Slice;
 use crate::request::tail::{Status, Tail};
 use crate::store::flow::compute::compute;
-use crate::store::flow::pack_plan::{BroughtPack, PackPlan, plan_packs};
-use crate::store::flow::packing::bring_pack;
-use crate::store::flow::shared_packs::{Expected, bring_shared, is_shared};
+use crate::store::flow::pack_plan::{PackPlan, PackUpload, plan_packs};
+use crate::store::flow::packing::upload_pack;
+use crate::store::flow::shared_packs::{ExpectedSlice, is_shared, upload_shared};
 use crate::store::flow::slices::{CutSlice, ReadySlice, ServiceEnded, UploadedPack};
 use crate::units::{Epoch, Lsn, Span};
 
@@ -28,8 +28,8 @@ pub(super) async fn run(engine: Arc<Engine>, tail: Arc<Tail>, cut: CutSlice) {
     };
     // The round covers it: once it is durable nothing else is asked, for the committer tells the tail a
     // moment later, on its own thread. If it fails, one that was in flight before may have covered it.
-    let covered = tail.framed() >= last || engine.committer().durable(&engine, round).await;
-    if !covered && tail.framed() < last {
+    let covered = tail.framed_lsn() >= last || engine.committer().durable(&engine, round).await;
+    if !covered && tail.framed_lsn() < last {
         // What no durable frame covers must not be in the store (R10): it takes a restart.
         tail.upload.set_error(Some(&OpenError::Poisoned));
         tail.upload.wake_all();
@@ -44,14 +44,14 @@ async fn prepare(
     tail: &Arc<Tail>,
     cut: CutSlice,
 ) -> Result<ReadySlice, ServiceEnded> {
-    if tail.framed() < cut.last {
+    if tail.framed_lsn() < cut.last {
         // It will be durable by the time that the packs are in the store.
         engine.committer().request_round(engine);
     }
-    let expected = Expected::new(engine);
+    let expected = ExpectedSlice::new(engine);
     let slice = slice_of(tail, cut.last)?;
     let (merged, hidden) = merge_layers(engine, tail, &cut).await?;
-    let brought = bring_packs(engine, tail, (slice, &merged), Some(expected)).await?;
+    let brought = upload_packs(engine, tail, (slice, &merged), Some(expected)).await?;
     let (packs, damaged) = brought;
     Ok(ReadySlice {
         last: cut.last,
@@ -80,11 +80,11 @@ pub(super) fn slice_of(tail: &Tail, last: Lsn) -> Result<Slice, ServiceEnded> {
 }
 
 /// Brings the extents of a slice to the store. `expected`: small ones may share a pack with other volumes.
-pub(super) async fn bring_packs(
+pub(super) async fn upload_packs(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     (slice, merged): (Slice, &Arc<ExtentMap<DirtyExtent>>),
-    expected: Option<Expected>,
+    expected: Option<ExpectedSlice>,
 ) -> Result<(Vec<UploadedPack>, Vec<Span>), ServiceEnded> {
     let chunk_bytes = u64::from(engine.options.chunk_bytes);
     let pack_bytes = match canary::active!("log_is_read_one_place_at_a_time") {
@@ -121,8 +121,8 @@ async fn start_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     (slice, plan): (Slice, PackPlan),
-    expected: Option<Expected>,
-) -> Result<Answer<Result<BroughtPack, ServiceEnded>>, ServiceEnded> {
+    expected: Option<ExpectedSlice>,
+) -> Result<Answer<Result<PackUpload, ServiceEnded>>, ServiceEnded> {
     let permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
     if tail.lock().status != Status::Live {
         return Err(ServiceEnded);
@@ -131,10 +131,10 @@ async fn start_pack(
     let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
     engine.clone().jobs.spawn(async move {
         sender.send(match expected {
-            Some(expected) => bring_shared(&engine, &tail, (slice, plan), expected).await,
+            Some(expected) => upload_shared(&engine, &tail, (slice, plan), expected).await,
             None => {
                 let object = engine.next_object();
-                bring_pack(&engine, &tail, (slice, plan), object).await
+                upload_pack(&engine, &tail, (slice, plan), object).await
             }
         });
         drop(permit);

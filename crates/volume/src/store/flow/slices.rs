@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    fn lasts(slices: &Slices) -> Vec<u64> {
+    fn last_lsns(slices: &Slices) -> Vec<u64> {
         let publishable = slices.publishable();
         publishable.iter().map(|slice| slice.last.0).collect()
     }
@@ -172,12 +172,12 @@ mod tests {
         slices.set_ready(ready(20));
         assert!(slices.first_ready().is_none());
         slices.set_ready(ready(10));
-        assert_eq!(lasts(&slices), [10, 20]);
+        assert_eq!(last_lsns(&slices), [10, 20]);
         // Publishing may fail any number of times.
-        assert_eq!(lasts(&slices), [10, 20]);
+        assert_eq!(last_lsns(&slices), [10, 20]);
         slices.on_published(Lsn(20));
-        assert_eq!(lasts(&slices), [0_u64; 0]);
+        assert_eq!(last_lsns(&slices), [0_u64; 0]);
         slices.set_ready(ready(30));
-        assert_eq!(lasts(&slices), [30]);
+        assert_eq!(last_lsns(&slices), [30]);
     }
 }

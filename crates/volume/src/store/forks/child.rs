@@ -101,7 +101,7 @@ pub(super) async fn put_child(
 /// The child's first root.
 fn child_root(engine: &Engine, parent: &ParentState, spec: &ChildSpec) -> Result<Root, OpenError> {
     let from = &parent.head.root;
-    let folded = from.folded().unwrap_or(from.lsn);
+    let folded = from.folded_lsn().unwrap_or(from.lsn);
     if folded > parent.lsn {
         return Err(OpenError::Internal(format!(
             "{}: pages hold what came after LSN {}",

@@ -76,7 +76,7 @@ impl HeldPoint {
                 return Poll::Ready(result);
             }
             while Pin::new(&mut look).poll(cx).is_ready() {
-                if let Some(error) = patience.look(engine, &self.tail) {
+                if let Some(error) = patience.check_progress(engine, &self.tail) {
                     return Poll::Ready(Err(error));
                 }
                 look = engine.port.sleep(engine.options.retry_ns);
@@ -112,14 +112,14 @@ struct Patience {
 impl Patience {
     fn new(tail: &Tail) -> Patience {
         Patience {
-            stored: tail.stored(),
+            stored: tail.stored_lsn(),
             failed: 0,
         }
     }
 
     /// Why there is no use in waiting any longer.
-    fn look(&mut self, engine: &Engine, tail: &Tail) -> Option<OpenError> {
-        let stored = tail.stored();
+    fn check_progress(&mut self, engine: &Engine, tail: &Tail) -> Option<OpenError> {
+        let stored = tail.stored_lsn();
         let failure = tail.upload.store_failure();
         self.failed = match failure.is_some() && stored == self.stored {
             true => self.failed + 1,

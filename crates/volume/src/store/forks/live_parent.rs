@@ -55,7 +55,7 @@ async fn on_foreign_root(
     let view = OwnerView {
         host: engine.host,
         known,
-        stored: tail.stored(),
+        stored: tail.stored_lsn(),
         next,
     };
     match judge(standing, &view) {

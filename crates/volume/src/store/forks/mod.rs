@@ -25,10 +25,10 @@ use crate::request::tail::{Status, Tail};
 use crate::store::forks::child::{ChildSpec, check_free};
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
-use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
+use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::name_locks::{lock_point, lock_snapshot};
 use crate::store::root_checks::wait_checked;
-use crate::store::roots::{read_any_root, read_root, unusable};
+use crate::store::roots::{read_any_root, read_root, unusable_root_error};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeOwner, check_name};
 
@@ -126,7 +126,8 @@ fn live_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
 /// A child of what the store has must not silently lack what clients were told is written.
 fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result<(), OpenError> {
     let tails = local_tails(engine, root.volume);
-    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > tail.stored().max(root.lsn);
+    let waits =
+        |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > tail.stored_lsn().max(root.lsn);
     if is_held_here(engine, root, &tails) && tails.iter().any(waits) {
         return Err(OpenError::Invalid(format!(
             "volume {} has writes on this host that the store lacks, and is not open here: attach it, or \
@@ -167,9 +168,9 @@ pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<
     let port = log_port(engine);
     let update = async {
         let updated = update_root(&port, &tombstone, &head.version).await;
-        updated.map_err(|error| unusable(name, &error))
+        updated.map_err(|error| unusable_root_error(name, &error))
     };
-    let keys = AskedKeys::default().with_root(name);
+    let keys = KeyPrefixes::default().with_root(name);
     match with_patience(engine, name, keys, update).await? {
         UpdateOutcome::Won(_) => Ok(()),
         // An earlier attempt at it took effect late, or another host was quicker.

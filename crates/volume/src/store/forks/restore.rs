@@ -21,10 +21,10 @@ use crate::store::forks::child::{ChildSpec, check_free, is_unmoved, put_restore_
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::forks::stored_parent;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
-use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
+use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::name_locks::lock_point;
 use crate::store::open::discard_tail;
-use crate::store::roots::{read_root, unusable};
+use crate::store::roots::{read_root, unusable_root_error};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::VolumeInfo;
 use crate::units::Epoch;
@@ -40,7 +40,7 @@ pub(crate) async fn restore(
     engine.host_log.check_not_stopped()?;
     let _busy = lock_point(engine, volume)?;
     let snapshot = read_snapshot(engine, name).await?;
-    let head = read_closed(engine, volume).await?;
+    let head = read_closed_root(engine, volume).await?;
     let of = snapshot.root.lineage().first().map(|parent| parent.volume);
     if of != Some(head.root.volume) {
         return Err(OpenError::Invalid(format!(
@@ -63,7 +63,7 @@ pub(crate) async fn restore(
     if !canary::active!("restore_keeps_what_was_there_too_early") {
         let copy = stored_parent::make_child(engine, head.clone(), &spec).await?;
         if copy.lsn != head.root.lsn {
-            return Err(moved_meanwhile(volume));
+            return Err(root_changed_error(volume));
         }
     }
     let root = restored_root(engine, &head.root, &snapshot.root)?;
@@ -76,19 +76,21 @@ pub(crate) async fn restore(
     let port = log_port(engine);
     let update = async {
         let updated = update_root(&port, &root, &head.version).await;
-        updated.map_err(|error| unusable(volume, &error))
+        updated.map_err(|error| unusable_root_error(volume, &error))
     };
-    let keys = AskedKeys::default().with_root(volume);
+    let keys = KeyPrefixes::default().with_root(volume);
     match with_patience(engine, volume, keys, update).await? {
         UpdateOutcome::Won(_) => {}
         UpdateOutcome::Lost(_) => {
             // This restore's root expects a version that is no more: it never comes to stand there.
             remove_pin(engine, pin).await;
-            return Err(moved_meanwhile(volume));
+            return Err(root_changed_error(volume));
         }
     }
     let dormant = |tail: &&Arc<Tail>| {
-        !tail.is_rescue() && tail.lock().status == Status::Dormant && tail.newest() <= tail.stored()
+        !tail.is_rescue()
+            && tail.lock().status == Status::Dormant
+            && tail.newest() <= tail.stored_lsn()
     };
     // What they hold is in the copy, and they continue nothing any more.
     for tail in local_tails(engine, root.volume).iter().filter(dormant) {
@@ -97,7 +99,7 @@ pub(crate) async fn restore(
     Ok(VolumeInfo::of(&root))
 }
 
-fn moved_meanwhile(volume: &str) -> OpenError {
+fn root_changed_error(volume: &str) -> OpenError {
     OpenError::Store(format!(
         "volume {volume} was opened or changed by another host meanwhile, and was not set back: see \
          `firn volume show {volume}`, and try again"
@@ -125,7 +127,7 @@ async fn check_unmoved(engine: &Engine, snapshot: &KnownRoot) -> Result<(), Open
 }
 
 /// The root of a volume that nobody has open, with nothing left in the log here.
-async fn read_closed(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoot, OpenError> {
+async fn read_closed_root(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoot, OpenError> {
     let head = read_root(engine, volume).await?;
     let tails = local_tails(engine, head.root.volume);
     if tails.iter().any(|tail| tail.lock().status.serves()) {
@@ -136,7 +138,7 @@ async fn read_closed(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoot, Op
     }
     let waits = tails
         .iter()
-        .any(|tail| !tail.is_rescue() && tail.newest() > tail.stored());
+        .any(|tail| !tail.is_rescue() && tail.newest() > tail.stored_lsn());
     match waits {
         false => Ok(head),
         true => Err(OpenError::Invalid(format!(
@@ -174,7 +176,7 @@ fn restored_root(engine: &Engine, head: &Root, snapshot: &Root) -> Result<Root, 
         ..head.clone()
     };
     root.set_folded(match leaves_no_trace {
-        true => snapshot.folded().unwrap_or(snapshot.lsn),
+        true => snapshot.folded_lsn().unwrap_or(snapshot.lsn),
         false => lsn,
     });
     let named = root.sessions.extend(snapshot.sessions.iter());

@@ -9,7 +9,7 @@ use crate::hostlog::scan::read_beyond_root;
 use crate::object::SNAPSHOT_SIGN;
 use crate::object::root::Root;
 use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
-use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
+use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::read_root;
 use crate::store::upload_state::KnownRoot;
@@ -25,7 +25,7 @@ pub(super) async fn make_child(
     for _ in 0..ATTEMPTS_MAX {
         let unix_ms = engine.jobs.now().unix_ms;
         let port = log_port(engine);
-        let keys = AskedKeys::of_holder(&head.root);
+        let keys = KeyPrefixes::of_holder(&head.root);
         let read = async { Ok(read_beyond_root(&port, &head.root).await) };
         let found = match with_patience(engine, &name, keys, read).await? {
             Ok(found) => found,

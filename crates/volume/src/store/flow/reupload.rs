@@ -9,12 +9,12 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::Tail;
-use crate::store::flow::slice_job::{bring_packs, slice_of};
+use crate::store::flow::slice_job::{slice_of, upload_packs};
 use crate::store::flow::slices::{ReadySlice, ServiceEnded};
 
 /// The slices, with packs of a session that nothing ends. The volume's flow has them from then on, so what fails
 /// behind this brings nothing again.
-pub(in crate::store) async fn bring_again(
+pub(in crate::store) async fn reupload(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     slices: &[Arc<ReadySlice>],
@@ -23,7 +23,7 @@ pub(in crate::store) async fn bring_again(
     let mut brought = Vec::new();
     for slice in slices {
         brought.push(match can_end(engine, slice) {
-            true => bring_slice(engine, tail, slice).await.map_err(ended)?,
+            true => reupload_slice(engine, tail, slice).await.map_err(ended)?,
             false => Arc::clone(slice),
         });
     }
@@ -38,14 +38,14 @@ fn can_end(engine: &Engine, slice: &ReadySlice) -> bool {
         && !canary::active!("packs_of_before_stay_in_their_session")
 }
 
-async fn bring_slice(
+async fn reupload_slice(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     before: &ReadySlice,
 ) -> Result<Arc<ReadySlice>, ServiceEnded> {
     let slice = slice_of(tail, before.last)?;
     let merged = Arc::clone(&before.merged);
-    let (packs, damaged) = bring_packs(engine, tail, (slice, &merged), None).await?;
+    let (packs, damaged) = upload_packs(engine, tail, (slice, &merged), None).await?;
     let slice = Arc::new(ReadySlice {
         last: before.last,
         cut_ns: before.cut_ns,
