@@ -98,7 +98,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Config(args) => cli::config(&cli.api.api, cli.json, *args),
         Command::Support(args) => cli::support(&cli.api, &args),
         Command::Completions { shell } => cli::completions(shell),
-        Command::Man { dir } => cli::man(&dir),
+        Command::Man { dir } => cli::write_man_pages(&dir),
     }
 }
 

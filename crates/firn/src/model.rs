@@ -360,12 +360,12 @@ pub(crate) struct Attachment {
     pub(crate) uris: Vec<String>,
     /// What was given up, if the volume was taken over from another host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) given_up: Option<GivenUp>,
+    pub(crate) given_up: Option<TakeOverLoss>,
 }
 
 /// What a take-over gives up: everything that the volume's last owner had not uploaded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct GivenUp {
+pub(crate) struct TakeOverLoss {
     /// The last owner: its name and directory.
     pub(crate) owner: String,
     /// Its identity.

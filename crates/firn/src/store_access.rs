@@ -137,7 +137,7 @@ impl Attempt<'_> {
         let now = Instant::now();
         let mut slot = self.trouble.slot(self.writes);
         match &result {
-            Err(error) if may_come_back(error.kind()) => {
+            Err(error) if is_recoverable(error.kind()) => {
                 slot.note_failure(now, error.kind(), error.chain())
             }
             _ => slot.last_success = Some(now),
@@ -214,8 +214,8 @@ impl Store for WatchedStore {
         self.inner.name()
     }
 
-    fn hazard(&self) -> Option<String> {
-        self.inner.hazard()
+    fn describe_hazard(&self) -> Option<String> {
+        self.inner.describe_hazard()
     }
 }
 
@@ -259,7 +259,7 @@ impl StoreAccess {
         let attempt = tokio::time::timeout(START_TIMEOUT, self.for_writes()).await;
         let failure = match attempt {
             Ok(Ok(_)) => return Ok(()),
-            Ok(Err(error)) if self.settings.may_create || !may_come_back(error.kind()) => {
+            Ok(Err(error)) if self.settings.may_create || !is_recoverable(error.kind()) => {
                 return Err(error.into());
             }
             Ok(Err(error)) => Failure::from(error),
@@ -269,7 +269,7 @@ impl StoreAccess {
             }
             Err(_) => {
                 let slow = self.error(Kind::Unavailable, "it does not answer");
-                self.remember(&slow);
+                self.note_error(&slow);
                 slow.into()
             }
         };
@@ -282,10 +282,10 @@ impl StoreAccess {
 
     /// Why the store is away, unless it has been reached.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        self.away().map(|(failure, _)| failure)
+        self.unavailability().map(|(failure, _)| failure)
     }
 
-    fn away(&self) -> Option<(Failure, Kind)> {
+    fn unavailability(&self) -> Option<(Failure, Kind)> {
         if self.proven.get().is_some() {
             return None;
         }
@@ -299,7 +299,7 @@ impl StoreAccess {
 
     /// What requests to the store fail with now, and since when.
     pub(crate) fn trouble(&self) -> Option<StoreTrouble> {
-        if let Some((failure, kind)) = self.away() {
+        if let Some((failure, kind)) = self.unavailability() {
             let why = failure.detail;
             return Some(StoreTrouble { why, kind });
         }
@@ -318,7 +318,7 @@ impl StoreAccess {
         Error::new(kind, Op::Open, object, why.to_owned())
     }
 
-    fn remember(&self, error: &Error) {
+    fn note_error(&self, error: &Error) {
         let failure = Failure::new(crate::failure::FailureCode::StoreUnavailable, error.chain());
         let mut last = self
             .last_failure
@@ -355,11 +355,11 @@ impl StoreAccess {
         }
         let opened = self.open().await?;
         let report = store::probe(&opened.bare, self.settings.single_writer).await;
-        let report = report.inspect_err(|error| self.remember(error))?;
+        let report = report.inspect_err(|error| self.note_error(error))?;
         let store = if report.can_fence() {
             opened.faulty
         } else {
-            let why = opened.bare.hazard();
+            let why = opened.bare.describe_hazard();
             let why = why.unwrap_or_else(|| "no conditional PUT".to_owned());
             tracing::warn!(store = %opened.bare.name(), why, "a second server would overwrite");
             Arc::new(SingleWriterStore::new(opened.faulty))
@@ -380,7 +380,7 @@ impl StoreAccess {
         }
         let (url, may_create) = (self.settings.url.clone(), self.settings.may_create);
         let opened = tokio::task::spawn_blocking(move || {
-            if may_create || is_there(&url) {
+            if may_create || is_initialized(&url) {
                 store::open_url(&url).map(Some)
             } else {
                 Ok(None)
@@ -396,7 +396,7 @@ impl StoreAccess {
             Ok(Err(error)) => Err(error),
             Err(_) => Err(self.error(Kind::Unavailable, "opening it panicked")),
         };
-        let bare = opened.inspect_err(|error| self.remember(error))?;
+        let bare = opened.inspect_err(|error| self.note_error(error))?;
         let faults = self
             .settings
             .faults
@@ -419,7 +419,7 @@ impl StoreAccess {
 
 /// Whether a directory store is at this place. Only its own file says so: an empty directory may be
 /// the place where it is to be mounted.
-pub(crate) fn is_there(url: &str) -> bool {
+pub(crate) fn is_initialized(url: &str) -> bool {
     let path = url.strip_prefix("file://").unwrap_or(url);
     if path.contains("://") || path.is_empty() {
         return true;
@@ -434,7 +434,7 @@ fn has_files(path: &Path) -> bool {
 }
 
 /// Whether a store that fails like this may work later without any change here.
-fn may_come_back(kind: Kind) -> bool {
+fn is_recoverable(kind: Kind) -> bool {
     matches!(
         kind,
         Kind::Unavailable | Kind::Unknown | Kind::Denied | Kind::NoBucket

@@ -98,9 +98,9 @@ impl fmt::Display for Size {
 
 /// About how many bytes, for people: `129 MiB`, `1.3 GiB`. What is to be read back is a [`Size`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct About(pub(crate) u64);
+pub(crate) struct ApproximateSize(pub(crate) u64);
 
-impl fmt::Display for About {
+impl fmt::Display for ApproximateSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = SIZE_UNITS.iter().find(|(_, bytes)| self.0 >= *bytes);
         let (unit, bytes) = fits.copied().unwrap_or(("B", 1));
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn sizes_for_people_have_two_or_three_digits_and_a_unit() {
-        let said = |bytes| About(bytes).to_string();
+        let said = |bytes| ApproximateSize(bytes).to_string();
         assert_eq!(said(0), "0 B");
         assert_eq!(said(1023), "1023 B");
         assert_eq!(said(1024), "1.0 KiB");

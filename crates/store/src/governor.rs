@@ -306,7 +306,7 @@ impl<S: Store> Store for GovernedStore<S> {
         self.inner.name()
     }
 
-    fn hazard(&self) -> Option<String> {
-        self.inner.hazard()
+    fn describe_hazard(&self) -> Option<String> {
+        self.inner.describe_hazard()
     }
 }

@@ -110,7 +110,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Why two hosts could both win a conditional write here though no test on one host shows it, if
     /// that is known.
-    fn hazard(&self) -> Option<String> {
+    fn describe_hazard(&self) -> Option<String> {
         None
     }
 }
@@ -149,7 +149,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).name()
     }
 
-    fn hazard(&self) -> Option<String> {
-        (**self).hazard()
+    fn describe_hazard(&self) -> Option<String> {
+        (**self).describe_hazard()
     }
 }

@@ -92,7 +92,7 @@ pub async fn probe(store: &dyn Store, single_writer: bool) -> Result<ProbeReport
     if report.can_fence() || single_writer {
         return Ok(report);
     }
-    if let Some(why) = store.hazard() {
+    if let Some(why) = store.describe_hazard() {
         return Err(Error::new(
             Kind::Unsupported,
             Op::Probe,
@@ -176,7 +176,7 @@ async fn test(store: &dyn Store, scratch: &str) -> Result<ProbeReport> {
         update,
         update_of_missing: test_missing(store, scratch).await?,
         fresh_versions: test_versions(store, scratch).await?,
-        keeps_hosts_apart: store.hazard().is_none(),
+        keeps_hosts_apart: store.describe_hazard().is_none(),
     })
 }
 

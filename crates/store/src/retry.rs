@@ -201,8 +201,8 @@ impl<S: Store> Store for RetryStore<S> {
         self.inner.name()
     }
 
-    fn hazard(&self) -> Option<String> {
-        self.inner.hazard()
+    fn describe_hazard(&self) -> Option<String> {
+        self.inner.describe_hazard()
     }
 }
 

@@ -73,7 +73,7 @@ impl<S: Store> Store for SingleWriterStore<S> {
         self.inner.name()
     }
 
-    fn hazard(&self) -> Option<String> {
-        self.inner.hazard()
+    fn describe_hazard(&self) -> Option<String> {
+        self.inner.describe_hazard()
     }
 }

@@ -83,7 +83,7 @@ impl Store for ContentVersions {
         "content versions".to_owned()
     }
 
-    fn hazard(&self) -> Option<String> {
+    fn describe_hazard(&self) -> Option<String> {
         self.hazard.clone()
     }
 }

@@ -91,7 +91,7 @@ pub(super) async fn admit(
     let permit = match &found {
         Ok(caller) => gate.limits.take(caller, began),
         Err(_) if logs_in => Ok(()),
-        Err(_) => gate.limits.take_unknown(what_is_asked(&request), began),
+        Err(_) => gate.limits.take_unknown(describe_request(&request), began),
     };
     if let Err(wait) = permit
         && !canary::active!("no_limit_of_rate")
@@ -134,7 +134,7 @@ fn is_login(request: &Request) -> bool {
 }
 
 /// What a request asks whose caller is not known.
-fn what_is_asked(request: &Request) -> Unknown {
+fn describe_request(request: &Request) -> Unknown {
     let looks = matches!(*request.method(), Method::GET | Method::HEAD);
     match matched_path(request) {
         "/healthz" | "/readyz" if looks => Unknown::Health,

@@ -87,7 +87,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         ))
         .layer(Extension(gate))
         .layer(middleware::from_fn(serving::receive_body))
-        .layer(middleware::from_fn(serving::only_problems))
+        .layer(middleware::from_fn(serving::to_problem_document))
         .layer(middleware::from_fn(gate::name_request))
 }
 

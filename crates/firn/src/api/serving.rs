@@ -168,7 +168,7 @@ async fn collect(mut body: Body) -> Result<Option<Vec<u8>>, axum::Error> {
 }
 
 /// Makes a problem document of every failure that the framework answers by itself.
-pub(super) async fn only_problems(request: Request, next: Next) -> Response {
+pub(super) async fn to_problem_document(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     let status = response.status();
     let kind = response.headers().get(axum::http::header::CONTENT_TYPE);

@@ -18,9 +18,9 @@ use volume::object::{ROOT_PREFIX, volume_of_root_key};
 use super::args::CheckArgs;
 use super::{output, similar_name};
 use crate::failure::{Failure, FailureCode, Result};
-use crate::store_access::is_there;
+use crate::store_access::is_initialized;
 use crate::store_answers::{into_engine_version, into_store_error};
-use crate::units::About;
+use crate::units::ApproximateSize;
 
 const DEFAULT_STORE: &str = "./firn-data/store";
 
@@ -28,7 +28,7 @@ const DEFAULT_STORE: &str = "./firn-data/store";
 pub(crate) fn check(json: bool, args: &CheckArgs) -> Result<()> {
     let url = args.store.as_deref().unwrap_or(DEFAULT_STORE);
     // Opening would make a store of an empty directory, which may be the place of a missing mount.
-    if !is_there(url) {
+    if !is_initialized(url) {
         return Err(Failure::new(
             FailureCode::StoreUnavailable,
             format!(
@@ -92,7 +92,7 @@ fn print(found: &CheckReport, is_deep: bool) -> Result<()> {
         true => format!(
             "are there, and {} chunks hold what was written ({} read)",
             counts.chunks,
-            About(counts.bytes_read)
+            ApproximateSize(counts.bytes_read)
         ),
         false => "are there; --deep reads what is in the packs, too".to_owned(),
     };
@@ -105,7 +105,7 @@ fn print(found: &CheckReport, is_deep: bool) -> Result<()> {
 fn row(damage: &Damage) -> Vec<String> {
     let costs = match damage.bytes {
         0 => "all of it".to_owned(),
-        bytes => format!("{} from byte {}", About(bytes), damage.offset),
+        bytes => format!("{} from byte {}", ApproximateSize(bytes), damage.offset),
     };
     vec![
         damage.volume.clone(),
@@ -219,7 +219,7 @@ impl CheckPort for StorePort {
             counts.volumes,
             counts.snapshots,
             counts.packs,
-            About(counts.bytes_read)
+            ApproximateSize(counts.bytes_read)
         ));
     }
 }

@@ -62,19 +62,19 @@ impl Waiting {
     }
 
     /// What is left of the time; `None` without a limit.
-    fn left(&self) -> Option<Duration> {
+    fn time_left(&self) -> Option<Duration> {
         let deadline = self.deadline?;
         Some(deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Does something until it succeeds, fails for good, or the time is over.
-    fn repeat<T>(&self, mut once: impl FnMut() -> Result<T>) -> Result<T> {
+    fn retry<T>(&self, mut once: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             let failure = match once() {
-                Err(failure) if self.wait && passes(failure.code) => failure,
+                Err(failure) if self.wait && is_transient(failure.code) => failure,
                 done => return done,
             };
-            match self.left() {
+            match self.time_left() {
                 Some(Duration::ZERO) => return Err(late(&failure.detail)),
                 left => {
                     std::thread::sleep(left.map_or(WAIT_INTERVAL, |left| left.min(WAIT_INTERVAL)))
@@ -85,7 +85,7 @@ impl Waiting {
 }
 
 /// Whether time alone may mend it.
-fn passes(code: FailureCode) -> bool {
+fn is_transient(code: FailureCode) -> bool {
     use FailureCode::{
         NotOpenYet, NotReady, ServerUnreachable, StoreFailed, StoreUnavailable, TooManyRequests,
         VolumeHeld,
@@ -130,7 +130,7 @@ impl Client {
     /// A client that waits as it is told.
     pub(crate) fn with_patience(args: &ApiArgs, patience: Patience) -> Result<Self> {
         let waiting = Waiting::begin(patience);
-        waiting.repeat(|| Self::find(args, waiting))
+        waiting.retry(|| Self::find(args, waiting))
     }
 
     fn find(args: &ApiArgs, waiting: Waiting) -> Result<Self> {
@@ -146,7 +146,7 @@ impl Client {
         let token = match (&address, &args.token_file) {
             (ApiAddress::Unix(_), _) => None,
             (ApiAddress::Tcp(_), Some(file)) => Some(tokens::read(file)?),
-            (ApiAddress::Tcp(authority), None) => usual_token(authority)?,
+            (ApiAddress::Tcp(authority), None) => default_token(authority)?,
         };
         Ok(Client {
             address,
@@ -182,7 +182,7 @@ impl Client {
 
     fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>> {
         self.waiting
-            .repeat(|| self.send_once(method.clone(), path, body.clone()))
+            .retry(|| self.send_once(method.clone(), path, body.clone()))
     }
 
     fn send_once(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>> {
@@ -191,7 +191,7 @@ impl Client {
             .enable_all()
             .build()
             .map_err(|source| Failure::internal(format!("cannot send a request: {source}")))?;
-        let left = self.waiting.left();
+        let left = self.waiting.time_left();
         let exchanged = runtime.block_on(async {
             let exchange = self.exchange(request);
             match left {
@@ -314,7 +314,7 @@ fn find_server() -> Result<ApiAddress> {
 }
 
 /// The token of a server that was started in this directory, for this machine alone.
-fn usual_token(authority: &str) -> Result<Option<Zeroizing<String>>> {
+fn default_token(authority: &str) -> Result<Option<Zeroizing<String>>> {
     let host = authority
         .rsplit_once(':')
         .map_or(authority, |(host, _)| host);
@@ -390,7 +390,7 @@ mod tests {
             "[2001:db8::1]:1",
             "127.0.0.1.example.org:1",
         ] {
-            assert!(usual_token(host).unwrap().is_none(), "{host}");
+            assert!(default_token(host).unwrap().is_none(), "{host}");
         }
     }
 }

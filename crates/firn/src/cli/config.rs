@@ -38,7 +38,7 @@ pub(crate) fn config(api: &[String], json: bool, args: ConfigArgs) -> Result<()>
             _ => "default".to_owned(),
         }
     };
-    let rows: Vec<Row> = explained()
+    let rows: Vec<Row> = settings_with_help()
         .into_iter()
         .map(|(name, help)| Row {
             value: from_flags
@@ -123,7 +123,7 @@ fn explicit_settings(args: &ServeArgs) -> Map<String, Value> {
 }
 
 /// The settings that may stand in a file, with their explanation, in the order of the help.
-fn explained() -> Vec<(String, String)> {
+fn settings_with_help() -> Vec<(String, String)> {
     let serve = ServeArgs::augment_args(Command::new("serve"));
     let in_file = serve
         .get_arguments()
@@ -183,7 +183,7 @@ mod tests {
             name,
             help,
         };
-        explained().into_iter().map(row).collect()
+        settings_with_help().into_iter().map(row).collect()
     }
 
     #[test]

@@ -324,7 +324,7 @@ fn store(args: &DoctorArgs) -> Vec<Finding> {
     // Opening would create a directory store. The doctor makes none: where a mount is missing,
     // the empty directory below it would pass for the store from then on.
     let path = url.strip_prefix("file://").unwrap_or(url);
-    if !crate::store_access::is_there(url) {
+    if !crate::store_access::is_initialized(url) {
         let found = format!(
             "{path} is no store yet: is it mounted? `firn serve` makes one there for a new cache \
              directory"
@@ -368,7 +368,7 @@ fn check_store(url: &str, time: Duration) -> Result<CheckedStore> {
         Ok(CheckedStore {
             name: store::Store::name(&store),
             report,
-            hazard: store::Store::hazard(&store),
+            hazard: store::Store::describe_hazard(&store),
             measured,
         })
     })
@@ -412,12 +412,12 @@ fn describe_conditions(checked: &CheckedStore) -> Finding {
         format!(
             "{name}: no conditional PUT ({}), so a second server could not be kept out; `serve` \
              takes it only with --single-writer",
-            wrong_conditions(report).join(", ")
+            failed_conditions(report).join(", ")
         ),
     )
 }
 
-fn wrong_conditions(report: &store::ProbeReport) -> Vec<&'static str> {
+fn failed_conditions(report: &store::ProbeReport) -> Vec<&'static str> {
     use store::Condition::{NobodyWins, OneWins, SeveralWin};
     let create = match report.create {
         OneWins => None,

@@ -7,7 +7,7 @@ use super::client::Client;
 use super::output;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{GcAmount, GcPass, GcRequest};
-use crate::units::About;
+use crate::units::ApproximateSize;
 
 pub(crate) fn gc(api: &ApiArgs, json: bool, args: GcArgs) -> Result<()> {
     let request = GcRequest {
@@ -26,7 +26,7 @@ pub(crate) fn gc(api: &ApiArgs, json: bool, args: GcArgs) -> Result<()> {
         vec![
             what.to_owned(),
             amount.objects.to_string(),
-            About(amount.bytes).to_string(),
+            ApproximateSize(amount.bytes).to_string(),
             meaning.to_owned(),
         ]
     };

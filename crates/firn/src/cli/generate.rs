@@ -18,7 +18,7 @@ pub(crate) fn completions(shell: Shell) -> Result<()> {
 }
 
 /// Writes a page for each command into a directory.
-pub(crate) fn man(dir: &Path) -> Result<()> {
+pub(crate) fn write_man_pages(dir: &Path) -> Result<()> {
     let failed = |source: std::io::Error| Failure::io("write the manual pages into", dir, &source);
     std::fs::create_dir_all(dir).map_err(failed)?;
     clap_mangen::generate_to(Cli::command(), dir).map_err(failed)
@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn every_command_has_a_manual_page() {
         let dir = tempfile::tempdir().unwrap();
-        man(dir.path()).unwrap();
+        write_man_pages(dir.path()).unwrap();
         let page = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
         for command in Cli::command().get_subcommands() {
             let page = page(&format!("firn-{}.1", command.get_name()));

@@ -31,15 +31,15 @@ use args::{ApiArgs, AttachArgs, DetachArgs};
 use client::Client;
 
 use crate::failure::Result;
-use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp, RescueTails, Volume};
-use crate::units::About;
+use crate::model::{AttachRequest, Attachment, DetachRequest, RescueTails, TakeOverLoss, Volume};
+use crate::units::ApproximateSize;
 
 pub(crate) use check::check;
 pub(crate) use config::config;
 pub(crate) use doctor::doctor;
 pub(crate) use fork::fork;
 pub(crate) use gc::gc;
-pub(crate) use generate::{completions, man};
+pub(crate) use generate::{completions, write_man_pages};
 pub(crate) use rescue::rescue;
 pub(crate) use snapshot::snapshot;
 pub(crate) use support::support;
@@ -86,7 +86,7 @@ pub(crate) fn attach(
 }
 
 /// What a take-over gave up, in words.
-fn describe_loss(name: &str, loss: &GivenUp) -> String {
+fn describe_loss(name: &str, loss: &TakeOverLoss) -> String {
     let seen = Duration::from_millis(loss.last_seen_unix_ms);
     format!(
         "firn: {name} was taken over from {} (host {}), whose root of it was last seen to change {} ago (at Unix time \
@@ -136,7 +136,7 @@ pub(crate) fn detach(api: &ApiArgs, args: &DetachArgs) -> Result<()> {
     if bytes > 0 {
         eprintln!(
             "firn: {name} is detached; {} that only this host has are in its log: firn rescue show {name}",
-            About(bytes),
+            ApproximateSize(bytes),
             name = args.name
         );
     }

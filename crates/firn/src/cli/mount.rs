@@ -137,14 +137,14 @@ fn mounted_at<'a>(mountinfo: &'a str, dir: &Path) -> Option<&'a str> {
     let mut places = lines.filter_map(|mut words| {
         let number = words.nth(2)?;
         let place = words.nth(1)?;
-        Some((number, unescaped(place)))
+        Some((number, unescape_mount_path(place)))
     });
     let last = places.rfind(|(_, place)| Path::new(place) == dir)?;
     Some(last.0)
 }
 
 /// The kernel writes blanks in paths as octal numbers.
-fn unescaped(place: &str) -> String {
+fn unescape_mount_path(place: &str) -> String {
     let pairs = [
         ("\\040", " "),
         ("\\011", "\t"),
@@ -217,7 +217,7 @@ mod tests {
         }
 
         /// What keeps a file system from being made, and nothing is changed by the attempt.
-        fn refuse(&self, was_written: bool) -> String {
+        fn describe_refusal(&self, was_written: bool) -> String {
             let before = self.content();
             let refused = make(&self.path(), FileSystem::Ext4, was_written).unwrap();
             assert!(self.content() == before, "what is there stays");
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(make(&image.path(), FileSystem::Ext4, false).unwrap(), None);
         let content = find_content(&image.path()).unwrap().unwrap();
         assert_eq!(content, "blkid finds TYPE=ext4 on it");
-        image.refuse(false);
+        image.describe_refusal(false);
         let missing = make(&image.path().join("missing"), FileSystem::Ext4, false).unwrap_err();
         assert!(missing.detail.contains("missing"), "{missing}");
     }
@@ -246,11 +246,11 @@ mod tests {
         }
         let image = Image::new();
         image.write(4096, b"a database of its own");
-        assert!(image.refuse(false).contains("unknown kind"));
+        assert!(image.describe_refusal(false).contains("unknown kind"));
         // Where nobody sees it, the server knows of it.
         let image = Image::new();
         image.write(8 << 20, b"a database of its own");
-        assert!(image.refuse(true).contains("written"));
+        assert!(image.describe_refusal(true).contains("written"));
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
             let mut sfdisk = sfdisk.stdin(std::process::Stdio::piped()).spawn().unwrap();
             sfdisk.stdin.take().unwrap().write_all(b",\n").unwrap();
             assert!(sfdisk.wait().unwrap().success());
-            let refused = image.refuse(false);
+            let refused = image.describe_refusal(false);
             assert!(refused.contains(kind), "{label}: {refused}");
         }
     }

@@ -123,7 +123,7 @@ async fn measure_below(
         get.push(asked.elapsed());
     }
     bar.inc(1);
-    let large = Bytes::from(large_content());
+    let large = Bytes::from(incompressible_content());
     let started = Instant::now();
     let written = join_all((0..AT_ONCE).map(|writer| {
         let large = large.clone();
@@ -171,7 +171,7 @@ fn mib_per_second(objects: usize, started: Instant) -> f64 {
 }
 
 /// Bytes that no store compresses or shares.
-fn large_content() -> Vec<u8> {
+fn incompressible_content() -> Vec<u8> {
     let mut state = fastrand::u64(..) | 1;
     let mut content = Vec::with_capacity(LARGE_BYTES);
     while content.len() < LARGE_BYTES {

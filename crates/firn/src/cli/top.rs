@@ -18,7 +18,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// Shows a picture again and again: in place on a terminal, else one below the other. `count`
 /// bounds how often.
-pub(super) fn repeat(
+pub(super) fn redraw(
     interval: Duration,
     count: Option<u64>,
     mut picture: impl FnMut() -> Result<String>,
@@ -47,22 +47,22 @@ pub(crate) fn top(api: &ApiArgs, json: bool, args: &TopArgs) -> Result<()> {
     let ask = || client.get::<Activity>("/v1/activity");
     let interval = args.interval.0.max(Duration::from_millis(100));
     if json {
-        return repeat(interval, args.count, || {
+        return redraw(interval, args.count, || {
             let now = ask()?;
             Ok(serde_json::to_string(&now).expect("the API's own types always serialize"))
         });
     }
     let mut before = ask()?;
     std::thread::sleep(interval);
-    repeat(interval, args.count, || {
+    redraw(interval, args.count, || {
         let now = ask()?;
-        let picture = picture(&before, &now);
+        let picture = render(&before, &now);
         before = now;
         Ok(picture)
     })
 }
 
-fn picture(before: &Activity, now: &Activity) -> String {
+fn render(before: &Activity, now: &Activity) -> String {
     let elapsed = (now.at_seconds - before.at_seconds).max(0.001);
     let requests = now.store_requests.saturating_sub(before.store_requests);
     let mut lines = vec![format!(

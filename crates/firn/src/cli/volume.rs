@@ -63,9 +63,9 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
             interval,
             count,
         } => {
-            let picture = || picture(&client, &which.name, json);
+            let picture = || describe_found(&client, &which.name, json);
             match watch {
-                true => top::repeat(interval.0.max(INTERVAL_MIN), *count, picture),
+                true => top::redraw(interval.0.max(INTERVAL_MIN), *count, picture),
                 false => output::line(&picture()?),
             }
         }
@@ -92,7 +92,7 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
 }
 
 /// A volume as it is now.
-fn picture(client: &Client, name: &str, json: bool) -> Result<String> {
+fn describe_found(client: &Client, name: &str, json: bool) -> Result<String> {
     let found: Volume = client
         .get(&volume_path(name))
         .map_err(|failure| similar_name::suggest(client, name, failure))?;
@@ -105,14 +105,14 @@ fn picture(client: &Client, name: &str, json: bool) -> Result<String> {
 fn create(client: &Client, asked: &CreateVolume, if_missing: bool) -> Result<Volume> {
     match client.post::<Volume>("/v1/volumes", asked) {
         Err(failure) if if_missing && failure.code == FailureCode::VolumeExists => {
-            existing(client, asked)
+            find_existing(client, asked)
         }
         created => created,
     }
 }
 
 /// The volume that is there already, if it is as asked.
-fn existing(client: &Client, asked: &CreateVolume) -> Result<Volume> {
+fn find_existing(client: &Client, asked: &CreateVolume) -> Result<Volume> {
     let found: Volume = client.get(&volume_path(&asked.name))?;
     if (found.size_bytes, found.block_size) == (asked.size_bytes, asked.block_size) {
         return Ok(found);

@@ -11,7 +11,7 @@ use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe;
 use crate::frontends::open_volumes::OpenVolume;
-use crate::model::{AttachRequest, Attachment, GivenUp, Transport, Volume};
+use crate::model::{AttachRequest, Attachment, TakeOverLoss, Transport, Volume};
 
 fn open_mode(request: &AttachRequest) -> OpenMode {
     OpenMode {
@@ -86,7 +86,7 @@ impl ControlPlane {
 
     /// What taking this volume over gives up, if another host has it: all that its owner had not
     /// uploaded, which only that host knows.
-    async fn find_loss(&self, name: &str) -> Result<Option<GivenUp>> {
+    async fn find_loss(&self, name: &str) -> Result<Option<TakeOverLoss>> {
         let info = self.host.show_volume(name).await.map_err(Failure::from)?;
         let this_host = self.host.id();
         let owner = info.owner.filter(|owner| Some(owner.host) != this_host);
@@ -94,7 +94,7 @@ impl ControlPlane {
         let age = now
             .unwrap_or_default()
             .saturating_sub(Duration::from_millis(info.unix_ms));
-        Ok(owner.map(|owner| GivenUp {
+        Ok(owner.map(|owner| TakeOverLoss {
             owner: owner.label,
             owner_host: owner.host.to_string(),
             stored_lsn: info.stored.0,

@@ -31,16 +31,16 @@ pub(crate) struct GivenBackVolume {
 
 /// What the log held, and what became of it.
 #[derive(Debug, Default)]
-pub(crate) struct GivenBack {
+pub(crate) struct GiveBackReport {
     pub(crate) volumes: Vec<GivenBackVolume>,
     /// By volume: why what the log holds of it could not be brought to the store. A volume may have several
     /// tails, so several reasons.
     pub(crate) left: BTreeMap<String, Vec<Failure>>,
 }
 
-impl GivenBack {
+impl GiveBackReport {
     /// Volumes of which more stays behind than tails that are kept for rescue: their disks may have shown it.
-    pub(crate) fn given_up(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn abandoned(&self) -> impl Iterator<Item = &String> {
         let is_more = |why: &Failure| why.code != FailureCode::TailWanted;
         let left = self.left.iter();
         let more = left.filter(move |(_, reasons)| reasons.iter().any(is_more));
@@ -75,9 +75,9 @@ pub(crate) fn is_final(failure: &Failure) -> bool {
 
 impl ControlPlane {
     /// Gives back every volume of this log. No volume is open yet.
-    pub(crate) async fn give_back_all(&self, report: &RecoveryReport) -> GivenBack {
+    pub(crate) async fn give_back_all(&self, report: &RecoveryReport) -> GiveBackReport {
         if canary::active!("rescue_gives_nothing_back") {
-            return GivenBack::default();
+            return GiveBackReport::default();
         }
         let tails = report.tails.iter().filter(|tail| !tail.rescue);
         let tails: BTreeSet<String> = tails.map(|tail| tail.volume.clone()).collect();
@@ -89,7 +89,7 @@ impl ControlPlane {
             let result = self.give_back(&name, tails.contains(&name)).await;
             (name, result)
         });
-        let mut all = GivenBack::default();
+        let mut all = GiveBackReport::default();
         let results: Vec<_> = given_back.buffer_unordered(CONCURRENCY).collect().await;
         for (name, result) in results {
             match result {
@@ -110,7 +110,7 @@ impl ControlPlane {
             // One that waits is not open because of a failure that is there already.
             let reasons = all.left.entry(tail.volume.clone()).or_default();
             if tail.rescue || reasons.is_empty() {
-                reasons.push(why_kept(&tail.id));
+                reasons.push(kept_for_rescue(&tail.id));
             }
         }
         all.volumes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -133,7 +133,7 @@ impl ControlPlane {
     }
 }
 
-fn why_kept(tail: &str) -> Failure {
+fn kept_for_rescue(tail: &str) -> Failure {
     Failure::new(
         FailureCode::TailWanted,
         format!(

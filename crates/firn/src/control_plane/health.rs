@@ -150,7 +150,7 @@ impl ControlPlane {
 
     fn open_volume_health(&self, name: &str) -> Option<Health> {
         let open = self.volumes.get(name)?;
-        match open.volume.serving() {
+        match open.volume.check_serving() {
             Err(ErrorKind::Fenced) => {
                 let why = "another host has taken it over; what this host had not uploaded is kept: \
                            `firn rescue list`";
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
     use store::Kind;
 
-    fn store_fails(kind: Kind) -> Conditions {
+    fn store_conditions(kind: Kind) -> Conditions {
         let health = Health {
             kind: Some(kind),
             ..condition(HealthLevel::Degraded, format!("{kind:?}"))
@@ -274,11 +274,11 @@ mod tests {
             Kind::Denied,
         ];
         for kind in kinds {
-            said.extend(logged.update(store_fails(kind)));
+            said.extend(logged.update(store_conditions(kind)));
         }
         said.extend(logged.update(Conditions::new()));
         said.extend(logged.update(Conditions::new()));
-        let bad = |kind| Change::Bad("store".to_owned(), store_fails(kind)["store"].clone());
+        let bad = |kind| Change::Bad("store".to_owned(), store_conditions(kind)["store"].clone());
         let expected = [
             bad(Kind::Unavailable),
             bad(Kind::Denied),
@@ -291,7 +291,7 @@ mod tests {
     fn the_same_trouble_again_is_said_again() {
         let mut logged = LoggedConditions::default();
         for _ in 0..2 {
-            assert_eq!(logged.update(store_fails(Kind::Denied)).len(), 1);
+            assert_eq!(logged.update(store_conditions(Kind::Denied)).len(), 1);
             assert_eq!(logged.update(Conditions::new()).len(), 1);
         }
     }

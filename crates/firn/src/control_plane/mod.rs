@@ -96,7 +96,7 @@ pub(crate) struct ControlPlane {
 }
 
 /// A volume that is not open here cannot be said to be stored.
-fn not_known_stored(name: &str, code: FailureCode, why: &str) -> Failure {
+fn unknown_stored_error(name: &str, code: FailureCode, why: &str) -> Failure {
     Failure::new(
         code,
         format!(
@@ -287,17 +287,17 @@ impl ControlPlane {
                 FailureCode::VolumeHeld => FailureCode::VolumeHeld,
                 _ => FailureCode::NotOpenYet,
             };
-            return Err(not_known_stored(name, code, &waiting.failure.detail));
+            return Err(unknown_stored_error(name, code, &waiting.failure.detail));
         }
         let shown = self.show(name).await?;
         if let Some(holder) = &shown.holder {
             let why = format!("it is held by {holder}");
-            return Err(not_known_stored(name, FailureCode::VolumeHeld, &why));
+            return Err(unknown_stored_error(name, FailureCode::VolumeHeld, &why));
         }
         let kept = self.host.unserved_tails();
         if kept.iter().any(|tail| tail.volume == name && !tail.rescue) {
             let why = "its newest writes are in the log of this host and wait until it is opened";
-            return Err(not_known_stored(name, FailureCode::NotOpenYet, why));
+            return Err(unknown_stored_error(name, FailureCode::NotOpenYet, why));
         }
         // A closed volume has nothing here that the store lacks.
         Ok(shown)
@@ -376,7 +376,7 @@ impl ControlPlane {
 
     /// Makes a volume visible again that could not be closed and still serves.
     pub(crate) fn restore_export(&self, open: &OpenVolume) {
-        if open.volume.serving().is_ok() {
+        if open.volume.check_serving().is_ok() {
             self.export(open.volume.clone());
         }
     }
@@ -499,7 +499,9 @@ impl ControlPlane {
             .as_ref()
             .filter(|owner| Some(owner.host) != this_host);
         let state = match &open {
-            Some(open) if open.volume.serving() == Err(ErrorKind::Fenced) => VolumeState::Fenced,
+            Some(open) if open.volume.check_serving() == Err(ErrorKind::Fenced) => {
+                VolumeState::Fenced
+            }
             Some(_) if self.host.usage().poisoned => VolumeState::Poisoned,
             Some(_) => VolumeState::Open,
             None if holder.is_some() => VolumeState::Held,

@@ -60,10 +60,12 @@ impl ControlPlane {
             let opened = match away {
                 Some(failure) => self.open_before_store(&wanted, failure).await,
                 // Its clients wait, and what the log continues needs no store to be served.
-                None if takes_over => match self.open_before_store(&wanted, &not_asked()).await {
-                    Ok(open) => Ok(open),
-                    Err(_) => self.open_wanted(&wanted).await,
-                },
+                None if takes_over => {
+                    match self.open_before_store(&wanted, &not_wanted_error()).await {
+                        Ok(open) => Ok(open),
+                        Err(_) => self.open_wanted(&wanted).await,
+                    }
+                }
                 None => self.open_wanted(&wanted).await,
             };
             (wanted, opened)
@@ -283,7 +285,7 @@ impl ControlPlane {
     }
 }
 
-fn not_asked() -> Failure {
+fn not_wanted_error() -> Failure {
     Failure::new(FailureCode::StoreUnavailable, "the store was not asked yet")
 }
 
@@ -338,9 +340,9 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    struct Quiet;
+    struct NoProgress;
 
-    impl Progress for Quiet {
+    impl Progress for NoProgress {
         fn on_filled(&mut self, _done_bytes: u64, _total_bytes: u64) {}
     }
 
@@ -376,7 +378,7 @@ mod tests {
             ..ServeArgs::default()
         };
         let settings = Settings::new(&[], flags).unwrap();
-        let files = CacheDir::open(&settings, &mut Quiet).unwrap();
+        let files = CacheDir::open(&settings, &mut NoProgress).unwrap();
         let started = Engine::start(&settings, store, files, runtime.handle());
         let engine = runtime.block_on(started).unwrap();
         let control = Arc::new(ControlPlane::new(&engine, None, Duration::MAX, None).unwrap());

@@ -80,7 +80,7 @@ impl ControlPlane {
         let _lock = self.volume_locks.lock(&name).await;
         let open_here = self.volumes.get(&name);
         let fenced = open_here.filter(|open| open.info.id == found.id.volume);
-        if fenced.is_some_and(|open| open.volume.serving().is_err()) {
+        if fenced.is_some_and(|open| open.volume.check_serving().is_err()) {
             return Err(Failure::new(
                 FailureCode::VolumeInUse,
                 format!(

@@ -37,9 +37,9 @@ fn a_log_has_many_segments_and_none_is_too_large_or_small() {
     }
 }
 
-struct Quiet;
+struct NoProgress;
 
-impl Progress for Quiet {
+impl Progress for NoProgress {
     fn on_filled(&mut self, _done_bytes: u64, _total_bytes: u64) {}
 }
 
@@ -136,7 +136,7 @@ fn settings(dir: &Path) -> Settings {
 }
 
 /// Repeats a control operation whose outcome the store left open.
-fn until_certain<T>(mut attempt: impl FnMut() -> Result<T, OpenError>) -> T {
+fn retry_until_certain<T>(mut attempt: impl FnMut() -> Result<T, OpenError>) -> T {
     let started = Instant::now();
     loop {
         match attempt() {
@@ -149,7 +149,7 @@ fn until_certain<T>(mut attempt: impl FnMut() -> Result<T, OpenError>) -> T {
 
 fn start(runtime: &Runtime, dir: &Path, store: &SharedStore) -> (Engine, Client) {
     let settings = settings(dir);
-    let files = CacheDir::open(&settings, &mut Quiet).unwrap();
+    let files = CacheDir::open(&settings, &mut NoProgress).unwrap();
     let started = Engine::start(&settings, Arc::clone(store), files, runtime.handle());
     let engine = runtime.block_on(started).unwrap();
     let host = &engine.host;
@@ -158,13 +158,14 @@ fn start(runtime: &Runtime, dir: &Path, store: &SharedStore) -> (Engine, Client)
         bytes: BLOCKS * BLOCK,
         block: 512,
     };
-    until_certain(
+    retry_until_certain(
         || match runtime.block_on(host.create_volume(spec.clone())) {
             Ok(_) | Err(OpenError::Exists(_)) => Ok(()),
             Err(error) => Err(error),
         },
     );
-    let volume = until_certain(|| runtime.block_on(host.open_volume("demo", OpenMode::default())));
+    let volume =
+        retry_until_certain(|| runtime.block_on(host.open_volume("demo", OpenMode::default())));
     let client = Client {
         volume,
         files: engine.export_files.clone(),
@@ -225,7 +226,7 @@ fn a_store_that_loses_requests_and_answers_loses_no_bytes() {
                 runtime.block_on(engine.host.sync(&client.volume)).unwrap();
             }
         }
-        until_certain(|| runtime.block_on(engine.host.close_volume(&client.volume)));
+        retry_until_certain(|| runtime.block_on(engine.host.close_volume(&client.volume)));
         drop(client);
         engine.stop(None);
         drop(engine);

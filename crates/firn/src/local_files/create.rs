@@ -202,7 +202,7 @@ pub(super) fn direct_io(path: &Path, mode: LogIo) -> Result<(Option<DioAlign>, S
 
 /// The alignment that direct I/O on this file needs, or why there is none.
 fn direct_io_alignment(path: &Path) -> std::result::Result<DioAlign, String> {
-    let file = open_file(path, true).map_err(|source| refusal(&source))?;
+    let file = open_file(path, true).map_err(|source| describe_refusal(&source))?;
     alignment(&file)
 }
 
@@ -214,11 +214,11 @@ pub(crate) fn direct_io_alignment_in(dir: &Path) -> std::result::Result<DioAlign
         .write(true)
         .custom_flags(flags.bits().cast_signed())
         .open(dir)
-        .map_err(|source| refusal(&source))?;
+        .map_err(|source| describe_refusal(&source))?;
     alignment(&file)
 }
 
-fn refusal(source: &io::Error) -> String {
+fn describe_refusal(source: &io::Error) -> String {
     match source.kind() {
         Io::InvalidInput => "the file system has no direct I/O".to_owned(),
         _ => source.to_string(),

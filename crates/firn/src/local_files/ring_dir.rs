@@ -55,10 +55,10 @@ fn has_rings(dir: &Path, cache_dir: &Path) -> bool {
 
 /// Why rings in this directory may go while the machine runs, and what to do about it.
 pub(crate) fn why_it_may_go(dir: &Path) -> Option<String> {
-    may_go(dir, rustix::process::geteuid().as_raw(), &user_lingers)
+    may_be_removed(dir, rustix::process::geteuid().as_raw(), &user_lingers)
 }
 
-fn may_go(dir: &Path, uid: u32, lingers: &dyn Fn(u32) -> bool) -> Option<String> {
+fn may_be_removed(dir: &Path, uid: u32, lingers: &dyn Fn(u32) -> bool) -> Option<String> {
     let users = [
         PathBuf::from(SHARED_DIR),
         PathBuf::from(format!("/run/user/{uid}")),
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn only_an_ordinary_user_who_does_not_linger_loses_rings_at_logout() {
         let dir = |text: &str| PathBuf::from(text);
-        let gone = |at: &str, uid, lingers: bool| may_go(&dir(at), uid, &|_| lingers);
+        let gone = |at: &str, uid, lingers: bool| may_be_removed(&dir(at), uid, &|_| lingers);
         let said = gone("/dev/shm", 1000, false).unwrap();
         assert!(
             said.contains("enable-linger") && said.contains("/run/firn"),

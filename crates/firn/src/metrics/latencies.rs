@@ -174,7 +174,7 @@ mod tests {
     }
 
     /// As when a choice has grown old.
-    fn choose_again(registry: &LatencyRegistry) {
+    fn expire_choice(registry: &LatencyRegistry) {
         registry.state().chosen = None;
     }
 
@@ -188,7 +188,7 @@ mod tests {
         let listed = rows(&registry);
         assert_eq!(listed.len(), LISTED_MAX + 1);
         assert_eq!(listed.values().sum::<u64>(), 5050, "nothing is lost");
-        choose_again(&registry);
+        expire_choice(&registry);
         count(&registry, "v07", 1000);
         let listed = rows(&registry);
         assert_eq!(listed.len(), LISTED_MAX + 1);
@@ -207,7 +207,7 @@ mod tests {
                     (volume * 7 + round * 11) % 30,
                 );
             }
-            choose_again(&registry);
+            expire_choice(&registry);
             let now = rows(&registry);
             for (name, then) in &before {
                 let goes_back = now.get(name).is_some_and(|now| now < then);

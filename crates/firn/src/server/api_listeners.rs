@@ -89,7 +89,7 @@ impl ApiListeners {
     }
 
     /// All of it once more, in the order of the settings.
-    pub(super) fn to_pass(&self) -> Result<Vec<SocketToPass>> {
+    pub(super) fn duplicate_for_handover(&self) -> Result<Vec<SocketToPass>> {
         let duplicate = |bound: &Bound| -> io::Result<SocketToPass> {
             Ok(match bound {
                 Bound::Tcp(listener, address) => SocketToPass {

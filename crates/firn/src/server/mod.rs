@@ -116,7 +116,7 @@ fn serve_at(
         Ok(Ending::HandedOver(outgoing, mut stop)) => {
             engine.stop(control.disks.take_live());
             handover::step("stopped")?;
-            let sockets = api.to_pass()?;
+            let sockets = api.duplicate_for_handover()?;
             // The signal would be gone with this program.
             if stop.has_come() {
                 tracing::warn!(
@@ -212,7 +212,7 @@ async fn serve_clients(
     incoming: Incoming,
 ) -> Result<Ending> {
     let mut stop = process::StopSignal::new()?;
-    take_place(settings, control, api, incoming)?;
+    take_over(settings, control, api, incoming)?;
     let router = api::router(Arc::clone(control), gate);
     messages::announce(settings, &api.addresses(), engine, control)?;
     manager.on_ready();
@@ -251,7 +251,7 @@ async fn serve_clients(
 
 /// Listens where nobody does yet, and goes on with what the program before left. Its clients wait until here,
 /// and from here on there is no way back to it.
-fn take_place(
+fn take_over(
     settings: &Settings,
     control: &Arc<ControlPlane>,
     api: &ApiListeners,

@@ -19,7 +19,9 @@ use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::cli::args::{RescueLogArgs, ServeArgs};
 use crate::config::Settings;
 use crate::control_plane::ControlPlane;
-use crate::control_plane::give_back::{GivenBack, GivenBackVolume, describe_reasons, is_final};
+use crate::control_plane::give_back::{
+    GiveBackReport, GivenBackVolume, describe_reasons, is_final,
+};
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::attached_file::AttachedFile;
@@ -138,7 +140,7 @@ impl LogRescue {
         engine.stop(None);
         check_left(&given_back, &self.without)?;
         if let Some(settings) = &new_settings {
-            let ended = lost.iter().chain(given_back.given_up());
+            let ended = lost.iter().chain(given_back.abandoned());
             control.disks.end_holds(ended)?;
             self.replace(settings, &engine, &control.disks.attached)?;
         }
@@ -186,7 +188,7 @@ impl Replacement {
 }
 
 /// Fails if something stays in the log that nobody gave up, or that may still get to the store.
-fn check_left(given_back: &GivenBack, without: &[String]) -> Result<()> {
+fn check_left(given_back: &GiveBackReport, without: &[String]) -> Result<()> {
     for (name, reasons) in &given_back.left {
         let passing = reasons.iter().find(|why| !is_final(why));
         let remedy = match passing {
@@ -216,9 +218,9 @@ mod tests {
     /// What `--without demo` says if the log holds tails of it that stay for these reasons.
     fn check_without_demo(codes: &[FailureCode]) -> Result<()> {
         let reasons = codes.iter().map(|code| Failure::new(*code, code.name()));
-        let given_back = GivenBack {
+        let given_back = GiveBackReport {
             left: BTreeMap::from([("demo".to_owned(), reasons.collect())]),
-            ..GivenBack::default()
+            ..GiveBackReport::default()
         };
         assert!(check_left(&given_back, &[]).is_err());
         check_left(&given_back, &["demo".to_owned()])

@@ -198,7 +198,7 @@ impl Store for DirStore {
         format!("directory {}", self.shared.root.display())
     }
 
-    fn hazard(&self) -> Option<String> {
+    fn describe_hazard(&self) -> Option<String> {
         mount::hazard(&self.shared.root)
     }
 }

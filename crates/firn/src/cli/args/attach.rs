@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::points::parent_name;
+use super::points::volume_or_snapshot_name;
 use super::volume::Patience;
 use crate::failure::Failure;
 use crate::model::{AttachRequest, DataMode, TransportChoice};
@@ -24,7 +24,7 @@ pub(crate) enum FileSystem {
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// The volume, or a snapshot of it, which takes no writes.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = volume_or_snapshot_name)]
     pub(crate) name: String,
     /// How to reach it. All other options apply to a ublk disk only.
     #[arg(long, value_enum, default_value_t = TransportChoice::Auto)]
@@ -127,7 +127,7 @@ impl AttachArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DetachArgs {
     /// The volume or snapshot.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = volume_or_snapshot_name)]
     pub(crate) name: String,
     /// Detach even if it is mounted or has clients: their requests fail.
     #[arg(long)]

@@ -2,14 +2,14 @@
 
 use clap::Args;
 
-use super::points::parent_name;
+use super::points::volume_or_snapshot_name;
 use crate::units::Size;
 
 /// Flags of `firn check`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Volumes, each with its snapshots, and single snapshots. [default: all that the store has]
-    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = volume_or_snapshot_name)]
     pub(crate) names: Vec<String>,
     /// Read every byte, and prove it by its checksum. It costs what reading the volumes costs.
     #[arg(long)]

@@ -41,7 +41,7 @@ pub(crate) enum SnapshotCommand {
 pub(crate) struct ForkArgs {
     /// The volume as it is now, or a snapshot of it. Of a volume that another host has open, the new one begins with
     /// what the store has of it: that lacks the newest writes, and the command says so.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = volume_or_snapshot_name)]
     pub(crate) parent: String,
     /// Name of the new volume.
     #[arg(value_name = "NEW", value_parser = volume_name)]
@@ -54,7 +54,7 @@ fn snapshot_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-pub(super) fn parent_name(text: &str) -> Result<String, String> {
+pub(super) fn volume_or_snapshot_name(text: &str) -> Result<String, String> {
     match text.contains('@') {
         true => snapshot_name(text),
         false => volume_name(text),

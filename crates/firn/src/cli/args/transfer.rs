@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::points::parent_name;
+use super::points::volume_or_snapshot_name;
 use super::volume::{volume_name, volume_size};
 use crate::units::Size;
 
@@ -39,7 +39,7 @@ pub(crate) struct ImportArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
     /// The volume as it is now, or a snapshot of it.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = volume_or_snapshot_name)]
     pub(crate) volume: String,
     /// The file to make, or - for standard output.
     #[arg(value_name = "FILE")]

@@ -22,7 +22,7 @@ const STATUS_BYTES: u64 = 1 << 30;
 const ZEROES_BYTES: u64 = 1 << 30;
 
 /// Copies an image onto a volume of zeroes, which has `bytes`. How many bytes were not zeroes.
-pub(super) fn bring(
+pub(super) fn copy_image(
     source: Source,
     connections: Vec<Connection>,
     bytes: u64,
@@ -30,10 +30,10 @@ pub(super) fn bring(
 ) -> Result<u64> {
     let source = Mutex::new(source);
     let written = AtomicU64::new(0);
-    each(connections, |mut connection, stop| {
+    run_on_each(connections, |mut connection, stop| {
         let mut data = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            let next = locked(&source).next(&mut data)?;
+            let next = lock(&source).next(&mut data)?;
             let Some(chunk) = next else { break };
             if chunk.end > bytes {
                 return Err(failed(format!(
@@ -54,7 +54,7 @@ pub(super) fn bring(
 }
 
 /// Has all of a volume read as zeroes.
-pub(super) fn zero(connection: &mut Connection, bytes: u64) -> Result<()> {
+pub(super) fn write_zeroes(connection: &mut Connection, bytes: u64) -> Result<()> {
     let mut at = 0;
     while at < bytes {
         let part = (bytes - at).min(ZEROES_BYTES);
@@ -76,10 +76,10 @@ pub(super) fn fetch(
     let map = Mutex::new(DataMap::new(asker));
     let read = AtomicU64::new(0);
     let cannot = |error: std::io::Error| Failure::io("write", &new.partial, &error);
-    each(connections, |mut connection, stop| {
+    run_on_each(connections, |mut connection, stop| {
         let mut data = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            let next = locked(&map).next()?;
+            let next = lock(&map).next()?;
             let Some(range) = next else { break };
             data.resize((range.end - range.start) as usize, 0);
             connection.read(range.start, &mut data)?;
@@ -185,7 +185,7 @@ impl DataMap {
 }
 
 /// Has a thread work on each connection until all are done or one fails: then the others are told to stop.
-fn each(
+fn run_on_each(
     connections: Vec<Connection>,
     work: impl Fn(Connection, &AtomicBool) -> Result<()> + Sync,
 ) -> Result<()> {
@@ -213,6 +213,6 @@ fn each(
     })
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

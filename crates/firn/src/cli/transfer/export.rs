@@ -12,7 +12,7 @@ use super::image::{NewFile, Target};
 use super::undo::Undo;
 use super::{CONNECTIONS, attach, connection, copy, detach, failed, is_standard, progress, qcow2};
 use crate::failure::{Failure, Result};
-use crate::units::{About, Size};
+use crate::units::{ApproximateSize, Size};
 
 /// Bytes of a volume's name that the fork's begins with: so that all of it is a name.
 const NAME_BYTES_MAX: usize = 40;
@@ -55,7 +55,7 @@ pub(crate) fn export(api: &ApiArgs, json: bool, args: &ExportArgs) -> Result<()>
             "data_bytes": data_bytes,
         }));
     }
-    let of_it = data_bytes.map(|data| format!(", {} of it data", About(data)));
+    let of_it = data_bytes.map(|data| format!(", {} of it data", ApproximateSize(data)));
     output::line(&format!(
         "{}: {}{}",
         args.file.display(),

@@ -80,7 +80,7 @@ impl Source {
     }
 
     /// Its first bytes, if they can be looked at without being taken.
-    pub(super) fn beginning(&self) -> [u8; 4] {
+    pub(super) fn peek_header(&self) -> [u8; 4] {
         let mut bytes = [0; 4];
         if let Source::File { file, .. } = self {
             // What cannot be read now fails when it is copied.

@@ -14,7 +14,7 @@ use super::undo::Undo;
 use super::{CONNECTIONS, attach, connection, copy, detach, failed, is_standard, progress, qcow2};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateVolume, Volume};
-use crate::units::{About, Size};
+use crate::units::{ApproximateSize, Size};
 
 pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()> {
     let source = Source::open(&args.file)?;
@@ -22,7 +22,7 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
     let client = Client::new(api)?;
     let undo = Undo::watch()?;
     let volume = match args.overwrite {
-        true => existing(&client, args, bytes)?,
+        true => find_replaced(&client, args, bytes)?,
         false => create(&client, args, bytes, &undo)?,
     };
     let was_open = volume.nbd.is_some();
@@ -31,7 +31,7 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         let (client, name) = (client.clone(), args.volume.clone());
         undo.add(move || drop(detach(&client, &name, true)));
     }
-    let copied = bring(source, args, &volume, &uris);
+    let copied = copy_image(source, args, &volume, &uris);
     let data_bytes = copied.map_err(|failure| explain(failure, args))?;
     undo.keep();
     sync::upload(&client, &args.volume)
@@ -59,7 +59,7 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         "{}: {}, {} of it data, in the store",
         args.volume,
         Size(volume.size_bytes),
-        About(data_bytes)
+        ApproximateSize(data_bytes)
     ))
 }
 
@@ -74,7 +74,7 @@ fn image_bytes(source: &Source, args: &ImportArgs) -> Result<Option<u64>> {
             .into_usage())
         }
         Some(ImageFormat::Qcow2) => qcow2::disk_bytes(&args.file).map(Some),
-        None if qcow2::is_qcow2(source.beginning()) => Err(Failure::invalid(format!(
+        None if qcow2::is_qcow2(source.peek_header()) => Err(Failure::invalid(format!(
             "{path} begins as an image of the format qcow2: say --format qcow2, or --format raw to \
              have it byte by byte"
         ))),
@@ -122,7 +122,7 @@ fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -
 }
 
 /// The volume that is replaced.
-fn existing(client: &Client, args: &ImportArgs, image: Option<u64>) -> Result<Volume> {
+fn find_replaced(client: &Client, args: &ImportArgs, image: Option<u64>) -> Result<Volume> {
     let name = &args.volume;
     let volume: Volume = client
         .get(&volume_path(name))
@@ -150,7 +150,7 @@ fn check_room(args: &ImportArgs, volume: u64, image: Option<u64>) -> Result<()> 
 }
 
 /// Copies the image; how many bytes of the volume are data afterwards.
-fn bring(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String]) -> Result<u64> {
+fn copy_image(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String]) -> Result<u64> {
     let bytes = volume.size_bytes;
     let mut connections = connection::connect(uris, CONNECTIONS)?;
     if let Some(first) = connections.first_mut() {
@@ -158,13 +158,13 @@ fn bring(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String]) ->
             return Err(failed(format!("{} takes no writes", args.volume)));
         }
         if args.overwrite {
-            copy::zero(first, bytes)?;
+            copy::write_zeroes(first, bytes)?;
         }
     }
     if args.format == Some(ImageFormat::Qcow2) {
         drop(connections);
         let uri = uris.first().map_or("", String::as_str);
-        qcow2::bring(&args.file, uri)?;
+        qcow2::copy_image(&args.file, uri)?;
         let mut asker = connection::connect(uris, 1)?;
         return asker.pop().map_or(Ok(0), copy::count_data);
     }
@@ -172,7 +172,7 @@ fn bring(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String]) ->
         Some(image) => progress(format!("import {}", args.volume), image),
         None => ProgressBar::hidden(),
     };
-    let copied = copy::bring(source, connections, bytes, &bar);
+    let copied = copy::copy_image(source, connections, bytes, &bar);
     bar.finish_and_clear();
     copied
 }

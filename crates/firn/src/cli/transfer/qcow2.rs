@@ -39,7 +39,7 @@ pub(super) fn disk_bytes(file: &Path) -> Result<u64> {
 }
 
 /// Copies an image onto a volume of zeroes.
-pub(super) fn bring(file: &Path, uri: &str) -> Result<()> {
+pub(super) fn copy_image(file: &Path, uri: &str) -> Result<()> {
     let mut command = Command::new("qemu-img");
     command.args([
         "convert",

@@ -14,11 +14,11 @@ const INTERRUPTED: i32 = 130;
 
 /// Steps that are taken, the last one first, when it is dropped or the process is told to end.
 pub(super) struct Undo {
-    begun: Arc<Begun>,
+    begun: Arc<UndoLog>,
 }
 
 #[derive(Default)]
-struct Begun {
+struct UndoLog {
     steps: Mutex<Vec<Step>>,
     /// A signal is about to end the process.
     is_ending: AtomicBool,
@@ -27,7 +27,7 @@ struct Begun {
 impl Undo {
     /// From now on SIGINT and SIGTERM end the process only after the steps.
     pub(super) fn watch() -> Result<Undo> {
-        let begun = Arc::new(Begun::default());
+        let begun = Arc::new(UndoLog::default());
         let watched = Arc::clone(&begun);
         let cannot =
             |error: std::io::Error| Failure::internal(format!("cannot wait for signals: {error}"));
@@ -68,7 +68,7 @@ impl Undo {
     }
 }
 
-impl Begun {
+impl UndoLog {
     fn steps(&self) -> MutexGuard<'_, Vec<Step>> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -146,7 +146,7 @@ impl Disk {
         let stopped = stopped.map_err(|DeviceError { device, error }| {
             *slot = Some(device);
             match error.kind() {
-                ErrorKind::Busy => self.in_use(),
+                ErrorKind::Busy => self.in_use_error(),
                 _ => error.into(),
             }
         })?;
@@ -161,7 +161,7 @@ impl Disk {
         })
     }
 
-    fn in_use(&self) -> Failure {
+    fn in_use_error(&self) -> Failure {
         Failure::new(
             FailureCode::VolumeInUse,
             format!(
@@ -178,7 +178,7 @@ impl Disk {
         let path = self.path();
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::open(&path, flags, Mode::empty()) {
-            Err(rustix::io::Errno::BUSY) => Err(self.in_use()),
+            Err(rustix::io::Errno::BUSY) => Err(self.in_use_error()),
             _ => Ok(()),
         }
     }

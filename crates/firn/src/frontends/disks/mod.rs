@@ -128,7 +128,7 @@ impl Disks {
     /// Makes the path that programs open lead to this disk.
     async fn check_node(&self, disk: &Disk) -> Result<()> {
         let path = disk.path();
-        blocking(move || node::put_right(&path)).await?
+        blocking(move || node::repair(&path)).await?
     }
 
     fn insert(&self, volume: &str, disk: Disk) -> Arc<Disk> {

@@ -19,18 +19,18 @@ use crate::failure::{Failure, FailureCode, Result};
 const ASIDE_MAX: u32 = 100;
 
 /// Makes the path of a ublk disk lead to that disk, or fails.
-pub(super) fn put_right(path: &Path) -> Result<()> {
+pub(super) fn repair(path: &Path) -> Result<()> {
     if canary::active!("trust_the_name_of_a_disk") {
         return Ok(());
     }
     let name = path.file_name().unwrap_or_default();
     let number = fs::read_to_string(Path::new("/sys/class/block").join(name).join("dev"));
     match number.ok().and_then(|text| parse_number(&text)) {
-        Some(device) => put_node_right(path, device),
+        Some(device) => repair_node(path, device),
         // No sysfs here: the node's type is all that can be checked.
         None => match fs::symlink_metadata(path) {
             Ok(found) if found.file_type().is_block_device() => Ok(()),
-            _ => Err(unusable(
+            _ => Err(unusable_error(
                 path,
                 "it is no block device, and there is no sysfs to tell its number",
             )),
@@ -44,16 +44,17 @@ fn parse_number(text: &str) -> Option<u64> {
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-fn put_node_right(path: &Path, device: u64) -> Result<()> {
+fn repair_node(path: &Path, device: u64) -> Result<()> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_block_device() && found.rdev() == device => return Ok(()),
         Ok(found) => Some(found),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(unusable(path, &error.to_string())),
+        Err(error) => return Err(unusable_error(path, &error.to_string())),
     };
-    let failed = |what: &str, error: &io::Error| unusable(path, &format!("{what}: {error}"));
+    let failed = |what: &str, error: &io::Error| unusable_error(path, &format!("{what}: {error}"));
     if found.is_some() {
-        let aside = free_name(path).ok_or_else(|| unusable(path, "something else has its name"))?;
+        let aside =
+            free_name(path).ok_or_else(|| unusable_error(path, "something else has its name"))?;
         fs::rename(path, &aside)
             .map_err(|error| failed("something else has its name and cannot be moved", &error))?;
         tracing::warn!(
@@ -76,7 +77,7 @@ fn free_name(path: &Path) -> Option<PathBuf> {
     names.find(|name| fs::symlink_metadata(name).is_err())
 }
 
-fn unusable(path: &Path, why: &str) -> Failure {
+fn unusable_error(path: &Path, why: &str) -> Failure {
     Failure::new(
         FailureCode::UblkFailed,
         format!(
@@ -97,7 +98,7 @@ mod tests {
         let path = dir.path().join("ublkb0");
         let null = makedev(7, 63);
         fs::write(&path, "somebody's data").unwrap();
-        if put_node_right(&path, null).is_err() {
+        if repair_node(&path, null).is_err() {
             println!("skipped: no nodes can be made here");
             return;
         }
@@ -110,14 +111,14 @@ mod tests {
         assert_eq!(fs::read_to_string(&aside).unwrap(), "somebody's data");
         // The node of another device, and no node at all.
         fs::remove_file(&path).unwrap();
-        put_node_right(&path, makedev(7, 62)).unwrap();
-        put_node_right(&path, null).unwrap();
+        repair_node(&path, makedev(7, 62)).unwrap();
+        repair_node(&path, null).unwrap();
         assert!(is_right());
         assert!(dir.path().join("ublkb0.not-a-disk-1").exists());
         fs::remove_file(&path).unwrap();
-        put_node_right(&path, null).unwrap();
+        repair_node(&path, null).unwrap();
         assert!(is_right());
-        put_node_right(&path, null).unwrap();
+        repair_node(&path, null).unwrap();
         assert_eq!(
             fs::read_dir(dir.path()).unwrap().count(),
             3,

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use ublk::error::Error;
 
-    fn absent() -> std::result::Result<(), Failure> {
+    fn refuse_without_driver() -> std::result::Result<(), Failure> {
         Err(Error::kernel(ublk::error::Operation::Open, None, 2).into())
     }
 
@@ -78,7 +78,10 @@ mod tests {
     fn auto_is_ublk_where_it_can_be_used_and_else_nbd() {
         let auto = request_for(TransportChoice::Auto);
         assert_eq!(choose_transport(&auto, &Ok(())), Ok(Transport::Ublk));
-        assert_eq!(choose_transport(&auto, &absent()), Ok(Transport::Nbd));
+        assert_eq!(
+            choose_transport(&auto, &refuse_without_driver()),
+            Ok(Transport::Nbd)
+        );
         assert_eq!(
             choose_transport(&request_for(TransportChoice::Nbd), &Ok(())),
             Ok(Transport::Nbd)
@@ -87,7 +90,11 @@ mod tests {
 
     #[test]
     fn a_machine_without_the_driver_is_told_how_to_load_it() {
-        let failure = choose_transport(&request_for(TransportChoice::Ublk), &absent()).unwrap_err();
+        let failure = choose_transport(
+            &request_for(TransportChoice::Ublk),
+            &refuse_without_driver(),
+        )
+        .unwrap_err();
         assert_eq!(failure.code, FailureCode::UblkMissing);
         assert!(failure.detail.contains("modprobe ublk_drv"), "{failure}");
         assert!(failure.detail.contains("--transport nbd"), "{failure}");
@@ -97,7 +104,7 @@ mod tests {
     fn an_option_that_nbd_would_drop_keeps_auto_from_choosing_it() {
         let mut request = request_for(TransportChoice::Auto);
         request.read_only = true;
-        let failure = choose_transport(&request, &absent()).unwrap_err();
+        let failure = choose_transport(&request, &refuse_without_driver()).unwrap_err();
         assert!(
             failure.detail.contains("--read-only needs a ublk disk"),
             "{failure}"

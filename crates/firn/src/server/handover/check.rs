@@ -59,7 +59,7 @@ impl Answer {
     }
 
     /// Why the program that said this cannot follow one that would say `own`.
-    fn unfit_after(&self, own: &Answer) -> Option<String> {
+    fn describe_incompatibility(&self, own: &Answer) -> Option<String> {
         if self.protocol != own.protocol {
             return Some(format!(
                 "it hands over by protocol {}, this server by {}",
@@ -119,9 +119,9 @@ pub(in crate::server) fn check_program(
         )
     };
     let file = open_program(path).map_err(&refused)?;
-    let answer = ask(&file, timeout).map_err(&refused)?;
+    let answer = run_check(&file, timeout).map_err(&refused)?;
     let own = Answer::of(settings);
-    match answer.unfit_after(&own) {
+    match answer.describe_incompatibility(&own) {
         Some(why) => Err(refused(why)),
         None => Ok(CheckedProgram {
             path: path.to_owned(),
@@ -144,7 +144,7 @@ fn open_program(path: &Path) -> std::result::Result<File, String> {
     Ok(file)
 }
 
-fn ask(program: &File, timeout: Duration) -> std::result::Result<Answer, String> {
+fn run_check(program: &File, timeout: Duration) -> std::result::Result<Answer, String> {
     let mut arguments = std::env::args_os();
     let _ = arguments.next();
     let mut child = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()))
@@ -221,12 +221,15 @@ mod tests {
 
     #[test]
     fn a_program_with_any_other_format_of_log_or_rings_is_refused_newer_or_older() {
-        assert_eq!(answer().unfit_after(&answer()), None);
+        assert_eq!(answer().describe_incompatibility(&answer()), None);
         for at in 0..volume::LOG_FORMATS.len() {
             for change in [u16::wrapping_add, u16::wrapping_sub] {
                 let mut other = answer();
                 other.log_formats[at] = change(other.log_formats[at], 1);
-                assert!(other.unfit_after(&answer()).is_some(), "{other:?}");
+                assert!(
+                    other.describe_incompatibility(&answer()).is_some(),
+                    "{other:?}"
+                );
             }
         }
     }

@@ -16,13 +16,13 @@ use nbd::server::{HandedConnection, HandedListener};
 use super::{PROTOCOL, RECORD_VARIABLE, Record, SocketRecord, execute};
 
 /// The way back, as long as there is one.
-static WAY_BACK: Mutex<Option<WayBack>> = Mutex::new(None);
+static WAY_BACK: Mutex<Option<RollbackTarget>> = Mutex::new(None);
 
 /// There was one at the start.
 static IS_EXPECTED: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
-struct WayBack {
+struct RollbackTarget {
     record: Record,
     previous: File,
     kept: Vec<OwnedFd>,
@@ -121,21 +121,21 @@ impl Incoming {
         }
         if record.returned.is_none() {
             let timeout = Duration::from_millis(record.timeout_ms);
-            let way_back = WayBack {
+            let way_back = RollbackTarget {
                 record,
                 previous,
                 kept,
             };
             IS_EXPECTED.store(true, Ordering::SeqCst);
             *WAY_BACK.lock().unwrap_or_else(PoisonError::into_inner) = Some(way_back);
-            watch_over(timeout)?;
+            roll_back_on_panic_or_timeout(timeout)?;
         }
         Ok(incoming)
     }
 }
 
 /// A panic on any thread, and the deadline, lead back.
-fn watch_over(timeout: Duration) -> io::Result<()> {
+fn roll_back_on_panic_or_timeout(timeout: Duration) -> io::Result<()> {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         before(panic);
