@@ -100,6 +100,10 @@ faults! {
     StoreUnavailable => "store unavailable",
     /// A period in which the store answered nothing.
     StoreOutage => "store outage",
+    /// A pass of a collector ended.
+    PassEnded => "pass of a collector ended",
+    /// What was garbage when a pass ended was gone when the next one did.
+    GarbageRemoved => "garbage removed",
     /// A volume was served before the store had said whose it is.
     ServedUnchecked => "served before the check",
     /// The store said that it is still this host's.

@@ -6,10 +6,11 @@
 //! The store outlives every host. It must never decide when something happens: the world calls
 //! [`SimStore::deliver`], [`SimStore::answer`] and [`SimStore::redeliver`] at times of its choice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::faults::{Fault, FaultCounts};
+use crate::oracle::garbage::Stored;
 use crate::rng::Rng;
 
 #[cfg(test)]
@@ -176,6 +177,8 @@ pub struct SimStore {
     next_version: u64,
     /// By key, of objects that were written with a condition.
     replacements: BTreeMap<String, Vec<Replacement>>,
+    /// Keys whose removal was asked for and not carried out.
+    refused_removals: BTreeSet<String>,
     rng: Rng,
     /// Fault rates; the world sets them to zero to heal.
     pub faults: StoreFaults,
@@ -198,6 +201,7 @@ impl SimStore {
             next_call: 0,
             next_version: 1,
             replacements: BTreeMap::new(),
+            refused_removals: BTreeSet::new(),
             rng,
             faults,
             outage: false,
@@ -270,6 +274,9 @@ impl SimStore {
             } else {
                 Fate::Refused
             };
+        }
+        if let (Call::Delete { key }, Fate::DroppedUnknown | Fate::Refused) = (&flight.call, fate) {
+            self.refused_removals.insert(key.clone());
         }
         let result = match fate {
             Fate::Normal => self.execute(flight.author, &flight.call),
@@ -448,10 +455,17 @@ impl SimStore {
         now.keys().all(|key| self.objects.contains_key(key))
     }
 
-    /// Objects held, for oracles and reports: key and size.
-    pub fn objects(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.objects
-            .iter()
-            .map(|(key, object)| (key.as_str(), &object.data[..]))
+    /// Keys whose removal was asked for and not carried out since this was called last.
+    pub fn take_refused_removals(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.refused_removals)
+    }
+
+    /// All objects, for oracles.
+    pub fn stored(&self) -> impl Iterator<Item = Stored<'_>> {
+        self.objects.iter().map(|(key, object)| Stored {
+            key,
+            version: object.version,
+            data: &object.data,
+        })
     }
 }

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use crate::disk::{IoId, SimDisk};
 use crate::faults::{Fault, FaultCounts};
 use crate::node::{Node, RequestId, Volume};
+use crate::oracle::garbage::GarbageJudge;
 use crate::oracle::history::{History, Loss};
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -24,6 +25,7 @@ mod crash;
 mod devices;
 mod fleet;
 mod fork;
+mod garbage;
 mod io;
 mod life;
 mod line;
@@ -111,6 +113,8 @@ enum Phase {
     LastWait,
     /// The machine is gone; the volumes are being opened from the store.
     LastOpen,
+    /// They are open, and so many passes of the collector must have ended.
+    LastPasses(usize),
     /// It is over.
     Done,
 }
@@ -201,6 +205,9 @@ pub struct World {
     unsettled: u32,
     planned: Option<plan::PlanProgress>,
     set_back: Option<set_back::SetBack>,
+    /// Passes of collectors that have ended.
+    passes: usize,
+    garbage: GarbageJudge,
     faults: FaultCounts,
     answered: u64,
     errors: u64,
@@ -268,6 +275,8 @@ impl World {
             unsettled: 0,
             planned: None,
             set_back: profile.set_back.then(|| set_back::SetBack::draw(seed)),
+            passes: 0,
+            garbage: GarbageJudge::default(),
             faults: FaultCounts::default(),
             answered: 0,
             errors: 0,

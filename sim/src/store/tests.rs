@@ -53,7 +53,7 @@ fn an_unknown_write_may_have_happened_or_not() {
             Err(CallError::Unknown)
         );
     }
-    let held = store.objects().count();
+    let held = store.stored().count();
     assert!(held > 5 && held < 35, "{held} of 40");
 }
 
@@ -70,14 +70,15 @@ fn a_late_write_obeys_its_condition() {
         let key = format!("k{n}");
         let id = store.submit(0, put(&key, 1, Condition::Absent));
         store.answer(id);
-        let absent = store.objects().all(|(k, _)| k != key);
+        let absent = store.stored().all(|object| object.key != key);
         store.faults.unknown = 0;
         if absent && n % 2 == 0 {
             ask(&mut store, put(&key, 2, Condition::Absent)).expect("free");
         }
         store.faults.unknown = 10_000;
         store.redeliver(id);
-        let (_, bytes) = store.objects().find(|(k, _)| *k == key).expect("there");
+        let object = store.stored().find(|object| object.key == key);
+        let bytes = object.expect("there").data;
         let expect = if absent && n % 2 == 0 { 2 } else { 1 };
         assert_eq!(bytes[0], expect);
         late += u64::from(absent && n % 2 == 1);
@@ -95,9 +96,9 @@ fn nothing_happens_twice_by_itself_and_nothing_during_an_outage() {
         store.answer(id),
         Some(Err(CallError::Unknown | CallError::Unavailable))
     ));
-    assert_eq!(store.objects().count(), 0);
+    assert_eq!(store.stored().count(), 0);
     store.deliver(id);
-    assert_eq!(store.objects().count(), 0);
+    assert_eq!(store.stored().count(), 0);
 }
 
 #[test]

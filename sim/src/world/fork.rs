@@ -31,6 +31,7 @@ impl World {
             requests: Default::default(),
             planned: self.planned.clone(),
             set_back: self.set_back.clone(),
+            garbage: self.garbage.clone(),
             faults: self.faults.clone(),
             ..*self
         }

@@ -338,7 +338,8 @@ impl World {
                     self.end_from_the_store();
                 }
             }
-            Phase::LastOpen if up => {
+            Phase::LastOpen if up => self.await_last_passes(),
+            Phase::LastPasses(wanted) if self.passes >= wanted => {
                 self.trace.log(self.now, || "over".into());
                 self.phase = Phase::Done;
             }

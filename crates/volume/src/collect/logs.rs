@@ -47,7 +47,10 @@ impl EndedSessions {
         if session.number == 0 {
             return false;
         }
-        let floor = endings.floors.get(&session).copied().unwrap_or(0);
+        let mut floor = endings.floors.get(&session).copied().unwrap_or(0);
+        if canary::active!("floors_are_forgotten") {
+            floor = 0;
+        }
         session.number < endings.newest || number < floor
     }
 }

@@ -118,7 +118,7 @@ pub async fn collect(
         mut findings,
         listing,
         doomed,
-        fresh,
+        mut fresh,
         needless,
     } = examine(port, &known.candidates, served).await?;
     let mut left = Vec::new();
@@ -146,6 +146,12 @@ pub async fn collect(
             }
         }
         port.sleep(port.pace_ns()).await;
+    }
+    if canary::active!("failed_removals_are_forgotten") {
+        left.clear();
+    }
+    if canary::active!("candidates_are_forgotten") {
+        fresh.clear();
     }
     let kept = left.iter().chain(&fresh).take(CANDIDATES_MAX);
     let next = Candidates {

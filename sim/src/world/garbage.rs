@@ -1,0 +1,51 @@
+//! Owns when the collector is judged: whenever a pass of one has ended, and at the end of a world, when three more have
+//! ended in peace.
+//!
+//! Not judged: worlds whose store is set back, where logs have holes, and those whose reads are damaged on their way, where
+//! a pass may take a whole log for a damaged one.
+
+use super::{Phase, World};
+use crate::faults::Fault;
+use crate::oracle::garbage::{CANDIDATES_KEY, Stored};
+use crate::trace::Violation;
+
+/// The first of them may have begun before; what it does not find the second does, and the third removes it.
+const LAST_PASSES: usize = 3;
+
+impl World {
+    fn judges_garbage(&self) -> bool {
+        let store = &self.profile.store;
+        self.set_back.is_none() && store.get_corrupt == 0 && store.get_truncated == 0
+    }
+
+    /// A call took effect in the store: perhaps it ended a pass.
+    pub(super) fn judge_passes(&mut self) -> Result<(), Violation> {
+        let ended = self.store.replacements(CANDIDATES_KEY).len();
+        if ended == self.passes {
+            return Ok(());
+        }
+        self.passes = ended;
+        self.count(Fault::PassEnded);
+        let refused = self.store.take_refused_removals();
+        if !self.judges_garbage() {
+            return Ok(());
+        }
+        let objects: Vec<Stored<'_>> = self.store.stored().collect();
+        let gone = self.garbage.on_pass(&objects, &refused)?;
+        for _ in 0..gone {
+            self.count(Fault::GarbageRemoved);
+        }
+        Ok(())
+    }
+
+    /// Everything was opened from the store: what is left of it that nothing names has to go.
+    pub(super) fn await_last_passes(&mut self) {
+        if self.judges_garbage() {
+            self.trace.log(self.now, || "the last passes".into());
+            self.phase = Phase::LastPasses(self.passes + LAST_PASSES);
+        } else {
+            self.trace.log(self.now, || "over".into());
+            self.phase = Phase::Done;
+        }
+    }
+}
