@@ -539,7 +539,10 @@ impl Tail {
         generation: u32,
     ) {
         let lsn = inner.newest.next();
-        #[cfg_attr(not(feature = "planted"), allow(unused_mut, reason = "the planted bug swaps it"))]
+        #[cfg_attr(
+            not(feature = "planted"),
+            allow(unused_mut, reason = "the planted bug swaps it")
+        )]
         let mut entry = Some(Entry {
             lsn,
             span,
