@@ -49,6 +49,19 @@ pub fn with<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
     work()
 }
 
+/// Runs each test with the bug planted that it must see.
+///
+/// # Panics
+/// If a test passes all the same.
+pub fn each_is_seen(planted: &[(&'static str, fn())]) {
+    let is_unseen = |(name, test): &&(&'static str, fn())| {
+        std::panic::catch_unwind(|| with(name, *test)).is_ok()
+    };
+    let unseen = planted.iter().filter(is_unseen).map(|(name, _)| *name);
+    let unseen: Vec<&str> = unseen.collect();
+    assert!(unseen.is_empty(), "planted and not seen: {unseen:?}");
+}
+
 /// The canary that the environment names for the whole process, read once.
 pub fn of_process() -> Option<&'static str> {
     static NAME: OnceLock<Option<String>> = OnceLock::new();
@@ -99,6 +112,13 @@ mod tests {
             assert!(!elsewhere.join().expect("it does not panic"));
         });
         assert!(!active!("drop_fua"));
+    }
+
+    #[test]
+    #[should_panic(expected = "planted and not seen: [\"skip_sync\"]")]
+    fn a_planted_bug_that_its_test_does_not_see_is_named() {
+        let sees = || assert!(!active!("drop_fua"));
+        each_is_seen(&[("drop_fua", sees), ("skip_sync", sees)]);
     }
 
     #[test]

@@ -48,7 +48,7 @@ use failure::{Failure, Result};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging();
-    if cfg!(canary)
+    if canary::PLANTED
         && let Some(canary) = canary::of_process()
     {
         tracing::error!(canary, "THIS SERVER HAS A PLANTED BUG");

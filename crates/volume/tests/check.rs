@@ -192,7 +192,7 @@ fn names_that_are_not_there_and_stores_that_say_nothing_are_errors_in_words() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "the_check_believes_the_index",
             each_object_that_is_gone_or_cut_short_is_named_with_what_it_costs,

@@ -371,7 +371,7 @@ fn a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         ("candidates_go_in_the_same_pass", what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone),
         ("objects_go_without_their_root", what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_that_it_is_gone),
         ("passes_that_remove_nothing_end_well", a_pass_that_may_remove_nothing_has_failed_and_says_why),

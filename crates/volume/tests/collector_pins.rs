@@ -226,7 +226,7 @@ fn what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes()
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "pins_of_names_taken_again_stay",
             a_pin_goes_when_its_child_was_deleted_and_its_name_taken_again_before_a_pass,

@@ -101,7 +101,7 @@ fn a_copy_ends_the_session_of_a_poisoned_host(before: bool) {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "poisoned_packs_are_of_a_session",
             what_a_poisoned_host_brings_stays_though_a_copy_of_it_ends_its_session,

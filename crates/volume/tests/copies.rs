@@ -75,7 +75,7 @@ fn a_take_over_from_a_copy_that_was_cut_short_behind_its_claim_mixes_no_historie
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[(
+    canary::each_is_seen(&[(
         "cut_short_claim_keeps_the_hold",
         a_take_over_from_a_copy_that_was_cut_short_behind_its_claim_mixes_no_histories,
     )]);

@@ -312,7 +312,7 @@ fn footers_alone_tell_what_a_fenced_host_left_from_what_its_successor_wrote() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "unreadable_block_stops_uploads",
             an_unreadable_block_of_the_log_is_stored_as_damaged_and_everything_else_goes_on,

@@ -366,7 +366,7 @@ fn a_recovered_tail_is_uploaded_at_once() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "hot_sets_are_stored_once_a_slice",
             a_hot_set_of_several_slices_is_uploaded_once_and_not_once_a_slice,

@@ -528,7 +528,7 @@ fn on_a_poisoned_log_nothing_is_folded_since_no_record_can_name_it() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "poisoned_log_names_objects",
             on_a_poisoned_log_nothing_is_folded_since_no_record_can_name_it,

@@ -626,7 +626,7 @@ fn an_own_volume_opens_though_the_log_of_another_host_is_not_answered() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "packs_are_not_read_back",
             a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is,

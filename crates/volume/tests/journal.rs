@@ -134,7 +134,7 @@ fn a_log_set_back_while_its_rings_stayed_is_refused() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "no_witness",
             a_frame_that_stood_last_for_two_seconds_cannot_be_lost_in_silence,

@@ -326,7 +326,7 @@ fn a_volume_that_turned_out_to_be_anothers_at_its_close_is_not_waited_for() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "deleted_volume_waits",
             what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anothers,

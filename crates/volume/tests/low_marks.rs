@@ -281,7 +281,7 @@ mod planted {
 
     #[test]
     fn each_planted_bug_is_seen() {
-        support::each_is_seen(&[
+        canary::each_is_seen(&[
             (
                 "floor_passes_unnamed_objects",
                 a_records_floor_never_passes_a_pack_that_no_record_names,

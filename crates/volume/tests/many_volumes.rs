@@ -240,7 +240,7 @@ fn a_shared_pack_that_is_gone_or_damaged_costs_what_it_holds_and_nothing_else() 
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "volumes_are_due_one_by_one",
             volumes_that_write_little_share_records_and_packs,

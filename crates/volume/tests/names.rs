@@ -123,7 +123,7 @@ fn starts_on_a_poisoned_log_use_no_name_twice() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "sessions_of_pages_are_not_learned",
             a_pack_is_found_whose_session_only_a_page_lists,

@@ -191,7 +191,7 @@ fn a_snapshot_that_was_deleted_is_not_opened() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_of_open_snapshots_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "attached_snapshot_is_deleted",
             an_open_snapshot_is_not_deleted,

@@ -327,7 +327,7 @@ fn the_cleaner_moves_nothing_of_a_slice_on_its_way() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "poison_wakes_a_few",
             on_a_log_that_is_poisoned_every_parked_write_hears_of_it_at_once,

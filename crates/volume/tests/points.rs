@@ -129,7 +129,7 @@ fn snapshots_that_overlap_without_a_gap_do_not_starve_folds() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_of_points_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "points_wait_for_ever",
             snapshots_end_while_the_store_takes_nothing,

@@ -306,7 +306,7 @@ fn a_pack_that_is_shorter_than_its_index_says_fails_reads_of_what_is_missing_alo
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "read_ahead_first",
             a_cold_read_does_not_wait_behind_read_ahead,

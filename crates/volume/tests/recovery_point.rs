@@ -83,7 +83,7 @@ fn a_write_over_the_end_of_a_segment_is_no_older_than_it_is() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "writes_begin_with_their_last_lot",
             a_write_over_the_end_of_a_segment_is_no_older_than_it_is,

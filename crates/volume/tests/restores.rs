@@ -338,7 +338,7 @@ fn an_old_owner_of_a_volume_that_was_set_back_stores_and_acknowledges_nothing_mo
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_of_restores_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "restore_keeps_what_was_there_too_early",
             what_the_old_owner_brings_meanwhile_is_kept_or_refused,

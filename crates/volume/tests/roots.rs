@@ -589,7 +589,7 @@ fn a_volume_that_a_poisoned_log_gives_back_again_and_again_goes_on_from_the_same
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "foreign_root_of_equal_epoch",
             a_volume_deleted_and_created_anew_elsewhere_takes_no_commit_of_its_former_host,

@@ -218,12 +218,12 @@ fn layers_whose_bytes_are_gone_are_found_with_those_that_hide_them() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[(
+    canary::each_is_seen(&[(
         "log_is_read_one_place_at_a_time",
         every_volume_writes_within_any_two_lives_of_a_few_round_trips,
     )]);
     let stored = killed_every_half_second_every_volumes_stored_lsn_goes_on;
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         ("checkpoint_forgets_cuts", stored),
         ("recovered_tail_is_one_layer", stored),
         (

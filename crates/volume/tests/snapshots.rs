@@ -444,7 +444,7 @@ fn a_snapshot_of_which_any_answer_is_lost_is_made_or_refused() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_of_snapshots_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         ("slice_spans_a_point", no_slice_spans_the_cut),
         ("snapshot_is_taken_when_stored", no_slice_spans_the_cut),
         ("merge_spans_a_point", no_merge_spans_the_cut),

@@ -176,7 +176,7 @@ fn a_range_outside_the_volume_is_refused_and_a_prefetch_within_it_is_not() {
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[(
+    canary::each_is_seen(&[(
         "status_guesses_holes",
         what_is_only_in_the_store_is_never_called_a_hole,
     )]);

@@ -653,7 +653,7 @@ fn a_log_that_is_poisoned_while_a_volume_is_unchecked_gives_up_nothing_that_was_
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         ("unknown_is_a_hole", an_unbroken_tail_serves),
         ("unchecked_is_called_stored", nothing_is_called_stored),
         ("foreign_root_passes_the_check", a_take_over_ends_it),

@@ -28,17 +28,6 @@ pub(crate) use {
     rings::HeapRings,
 };
 
-/// Runs each test with the bug that it must see.
-#[cfg(feature = "planted")]
-pub(crate) fn each_is_seen(planted: &[(&'static str, fn())]) {
-    let is_unseen = |(name, test): &&(&'static str, fn())| {
-        std::panic::catch_unwind(|| canary::with(name, *test)).is_ok()
-    };
-    let unseen = planted.iter().filter(is_unseen).map(|(name, _)| *name);
-    let unseen: Vec<&str> = unseen.collect();
-    assert!(unseen.is_empty(), "planted and not seen: {unseen:?}");
-}
-
 /// The bytes of a seed.
 pub(crate) fn random_bytes(seed: u64, bytes: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
