@@ -36,7 +36,7 @@ fn tool(program: &str, args: &[&str]) -> Output {
         .unwrap()
 }
 
-fn must(program: &str, args: &[&str]) {
+fn run_tool(program: &str, args: &[&str]) {
     let output = tool(program, args);
     let said = format!(
         "{}{}",
@@ -126,7 +126,7 @@ impl Mounted {
         let at = world.path("fs");
         fs::create_dir_all(&at).unwrap();
         let at = at.to_str().unwrap().to_owned();
-        must("mount", &["-t", "ext4", "-o", "loop", disk, &at]);
+        run_tool("mount", &["-t", "ext4", "-o", "loop", disk, &at]);
         Mounted(at)
     }
 
@@ -216,7 +216,7 @@ fn rounds() {
         let (server, uri) = serve(&world);
         let fuse = Fuse::mount(&world, &uri);
         if round == 0 {
-            must("mkfs.ext4", &["-q", "-F", &fuse.disk()]);
+            run_tool("mkfs.ext4", &["-q", "-F", &fuse.disk()]);
         }
         let mounted = Mounted::new(&world, &fuse.disk());
         if round % 8 == 7 {
@@ -244,7 +244,7 @@ fn rounds() {
         let mounted = Mounted::new(&world, &fuse.disk());
         check(mounted.path(), &promised.lock().unwrap());
         drop(mounted);
-        must("e2fsck", &["-f", "-n", &fuse.disk()]);
+        run_tool("e2fsck", &["-f", "-n", &fuse.disk()]);
         drop(fuse);
         assert!(server.stop().success());
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::guest::{Direct, Guest, Mounted, Stops, content, inflight, must, text, tool};
+use common::guest::{Direct, Guest, Mounted, Stops, content, inflight, run_tool, text, tool};
 use common::{Server, eventually, message};
 
 const MIB: u64 = 1 << 20;
@@ -151,7 +151,7 @@ fn a_disk_is_mounted_used_and_given_back() {
     for mode in guest.modes() {
         let server = guest.serve(&["--volume", "demo=64MiB"]);
         let disk = guest.attach_in(&server, "demo", mode);
-        must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+        run_tool("mkfs.ext4", &["-q", "-F", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         fs::write(mounted.0.join("file"), content(5)).unwrap();
         drop(mounted);
@@ -307,7 +307,7 @@ fn direct_requests_and_discards_of_odd_sizes_do_what_they_say() {
             let at = random.usize(..(model.len() - size) / 512) * 512;
             if round % 5 == 4 {
                 let (from, bytes) = (at.to_string(), size.to_string());
-                must("blkdiscard", &["-o", &from, "-l", &bytes, text(&disk)]);
+                run_tool("blkdiscard", &["-o", &from, "-l", &bytes, text(&disk)]);
                 model[at..at + size].fill(0);
             } else {
                 random.fill(&mut model[at..at + size]);

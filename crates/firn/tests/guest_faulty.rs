@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-use common::guest::{Direct, Guest, must, text, tool};
+use common::guest::{Direct, Guest, run_tool, text, tool};
 use common::mapped::{Fault, Faulty, MIB};
 use common::nbd::Client;
 use common::{Server, eventually, message};
@@ -50,7 +50,7 @@ fn stamped(at: usize, round: u8) -> Vec<u8> {
 }
 
 fn drop_caches() {
-    must("sync", &[]);
+    run_tool("sync", &[]);
     fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
 }
 
@@ -245,7 +245,7 @@ fn what_the_cache_disk_cannot_read_or_did_not_write_comes_from_the_store() {
     let server = cold(&guest);
     // The file takes its space as it is filled: here all of it must be known before.
     let file = guest.world.path("cache/cache");
-    must("fallocate", &["--length", "256MiB", text(&file)]);
+    run_tool("fallocate", &["--length", "256MiB", text(&file)]);
     let cache = faulty.of_file(&guest, "cache", 0, 256 * MIB);
     let disk = Direct::open(&guest.attach(&server, "demo", &["--read-only"]));
     // The page cache takes what is kept, and the disk does not take it from there.
@@ -475,7 +475,7 @@ fn a_cache_disk_that_hangs_is_said() {
     let readiness = || server.get("/readyz");
     assert_eq!(readiness().0, 200);
     let frozen = Frozen(guest.world.path("disk"));
-    must("fsfreeze", &["--freeze", text(&frozen.0)]);
+    run_tool("fsfreeze", &["--freeze", text(&frozen.0)]);
     eventually("the word of it", || {
         let (status, said) = readiness();
         status == 503 && said.contains("cache disk: a write has not completed")

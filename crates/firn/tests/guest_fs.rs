@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::eventually;
-use common::guest::{Guest, Mounted, Stops, content, keep_writing, must, text};
+use common::guest::{Guest, Mounted, Stops, content, keep_writing, run_tool, text};
 
 const KILLS_DEFAULT: u64 = 20;
 
@@ -21,13 +21,13 @@ const KILLS_DEFAULT: u64 = 20;
 fn hashed(dir: &Path) -> String {
     let script = "cd \"$0\" && find . -type f -print0 | sort -z | xargs -0 sha256sum && \
                   find . ! -type f -printf '%p %y %m %l\\n' | grep -v lost+found | sort";
-    must("sh", &["-c", script, text(dir)])
+    run_tool("sh", &["-c", script, text(dir)])
 }
 
 /// Makes a tree: sources copied with all they are, files of many sizes, one with holes, links.
 fn plant(dir: &Path) {
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
-    must("cp", &["-a", sources, text(&dir.join("sources"))]);
+    run_tool("cp", &["-a", sources, text(&dir.join("sources"))]);
     fs::create_dir(dir.join("files")).unwrap();
     for name in 0..80 {
         fs::write(dir.join("files").join(name.to_string()), content(name)).unwrap();
@@ -39,7 +39,7 @@ fn plant(dir: &Path) {
     std::os::unix::fs::symlink("files/7", dir.join("link")).unwrap();
     fs::hard_link(dir.join("files/8"), dir.join("second-name")).unwrap();
     // Read through the file system and written again.
-    must(
+    run_tool(
         "cp",
         &["-a", text(&dir.join("files")), text(&dir.join("copy"))],
     );
@@ -53,7 +53,7 @@ fn a_tree_of_files_is_the_same_after_remount_restart_and_loss_of_the_cache() {
             let server = guest.serve(&["--volume", "demo=320MiB"]);
             let disk = guest.attach_in(&server, "demo", mode);
             let force = if kind == "xfs" { "-f" } else { "-F" };
-            must(&format!("mkfs.{kind}"), &["-q", force, text(&disk)]);
+            run_tool(&format!("mkfs.{kind}"), &["-q", force, text(&disk)]);
             let mounted = Mounted::new(&guest.world, &disk, kind);
             plant(&mounted.0);
             let planted = hashed(&mounted.0);
@@ -63,7 +63,7 @@ fn a_tree_of_files_is_the_same_after_remount_restart_and_loss_of_the_cache() {
             let mounted = Mounted::new(&guest.world, &disk, kind);
             assert_eq!(hashed(&mounted.0), planted, "{mode} {kind}: mounted again");
             fs::remove_dir_all(mounted.0.join("copy")).unwrap();
-            must("fstrim", &[text(&mounted.0)]);
+            run_tool("fstrim", &[text(&mounted.0)]);
             let trimmed = hashed(&mounted.0);
             drop(mounted);
             guest.detach(&server, "demo");
@@ -76,8 +76,8 @@ fn a_tree_of_files_is_the_same_after_remount_restart_and_loss_of_the_cache() {
             assert_eq!(hashed(&mounted.0), trimmed, "{mode} {kind}: from the store");
             drop(mounted);
             match kind {
-                "ext4" => must("e2fsck", &["-f", "-n", text(&disk)]),
-                _ => must("xfs_repair", &["-n", text(&disk)]),
+                "ext4" => run_tool("e2fsck", &["-f", "-n", text(&disk)]),
+                _ => run_tool("xfs_repair", &["-n", text(&disk)]),
             };
             guest.detach(&server, "demo");
             guest.world.done(&server, &["volume", "delete", "demo"]);
@@ -101,7 +101,7 @@ fn complaints(mark: &str) -> Vec<String> {
         "Buffer I/O",
         "critical",
     ];
-    let said = must("dmesg", &[]);
+    let said = run_tool("dmesg", &[]);
     let since = said.split(mark).last().unwrap();
     let bad = since
         .lines()
@@ -114,7 +114,7 @@ fn keep_verifying(dir: &Path, stop: &AtomicBool) -> u64 {
     let mut runs = 0;
     while !stop.load(Ordering::Relaxed) {
         let filename = format!("--filename={}", text(&dir.join("fio")));
-        must(
+        run_tool(
             "fio",
             &[
                 "--name=verify",
@@ -148,7 +148,7 @@ fn twenty_kills_below_a_mounted_file_system_are_pauses_and_never_errors() {
         mark_log(&mark);
         let mut server = guest.serve(&["--volume", "demo=192MiB"]);
         let disk = guest.attach_in(&server, "demo", mode);
-        must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+        run_tool("mkfs.ext4", &["-q", "-F", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         let (promised, next) = (Mutex::new(BTreeMap::new()), AtomicU64::new(0));
         let stop = AtomicBool::new(false);
@@ -176,7 +176,7 @@ fn twenty_kills_below_a_mounted_file_system_are_pauses_and_never_errors() {
             (server, fio.join().unwrap())
         });
         drop(mounted);
-        must("e2fsck", &["-f", "-n", text(&disk)]);
+        run_tool("e2fsck", &["-f", "-n", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         let promised = promised.lock().unwrap();
         for &name in promised.keys() {

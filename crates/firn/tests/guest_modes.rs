@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use common::disk_oracle::{BLOCK, Direct, DiskOracle};
-use common::guest::{Guest, TINY, must, text};
+use common::guest::{Guest, TINY, run_tool, text};
 use common::watchdog::Watchdog;
 use common::{Server, deadline};
 
@@ -119,7 +119,7 @@ fn kinds_and_shapes(mode: &str) {
     }
     image.zero(3 * MIB + 4096, 8192);
     image.zero(3 * MIB + 100 * 512, 512);
-    must("blkdiscard", &["-o", "65536", "-l", "65536", text(&path)]);
+    run_tool("blkdiscard", &["-o", "65536", "-l", "65536", text(&path)]);
     image.bytes[65_536..131_072].fill(0);
     image.disk.flush().unwrap();
     for at in (0..5 * MIB).step_by(MIB as usize) {
@@ -165,7 +165,7 @@ fn fio_job(disk: &Path, (name, pattern, sizes, place): (&str, &str, &str, u64), 
         "--verify_fatal=1".to_owned(),
     ];
     let args = args.iter().map(String::as_str);
-    must("fio", &args.chain(more.iter().copied()).collect::<Vec<_>>());
+    run_tool("fio", &args.chain(more.iter().copied()).collect::<Vec<_>>());
 }
 
 /// The whole disk's bytes.

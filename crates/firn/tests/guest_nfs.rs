@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::guest::{Guest, Mounted, must, text, tool};
+use common::guest::{Guest, Mounted, run_tool, text, tool};
 use common::watchdog::Watchdog;
 use common::{Server, deadline};
 
@@ -65,7 +65,7 @@ impl NfsServer {
         fs::create_dir(&exported).unwrap();
         let whom = format!("*:{}", exported.display());
         let options = "rw,fsid=0,no_root_squash,insecure,no_subtree_check";
-        must("exportfs", &["-i", "-o", options, &whom]);
+        run_tool("exportfs", &["-i", "-o", options, &whom]);
         let mut mountd = Command::new("rpc.mountd");
         let mountd = mountd.args(["-F", "-N", "3", "--no-udp"]);
         // It complains that nobody takes registrations, which only older versions need.
@@ -83,12 +83,12 @@ impl NfsServer {
     }
 
     fn run(&self) {
-        must("rpc.nfsd", &["-N", "3", "-V", "4.2", "-U", "2"]);
+        run_tool("rpc.nfsd", &["-N", "3", "-V", "4.2", "-U", "2"]);
     }
 
     /// It answers nobody any more, and forgets who had which file open.
     fn stop(&self) {
-        must("rpc.nfsd", &["0"]);
+        run_tool("rpc.nfsd", &["0"]);
     }
 
     /// What it exports, mounted.

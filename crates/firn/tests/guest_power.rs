@@ -18,7 +18,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::eventually;
-use common::guest::{Direct, Guest, Mounted, Stops, content, keep_writing, must, text, tool};
+use common::guest::{Direct, Guest, Mounted, Stops, content, keep_writing, run_tool, text, tool};
 use common::mapped::{self, Loop, Mapped, NoFlush, Record, SECTOR, sparse_file};
 use oracle::{Promise, WriteHistory};
 
@@ -54,7 +54,7 @@ impl Boot {
     fn anew(dir: &Path, number: usize) -> Boot {
         let id = dir.join("boot-id");
         fs::write(&id, format!("{number:08x}-0000-4000-8000-000000000000\n")).unwrap();
-        must("mount", &["--bind", text(&id), Boot::ID]);
+        run_tool("mount", &["--bind", text(&id), Boot::ID]);
         Boot
     }
 
@@ -88,14 +88,14 @@ impl Below {
         sparse_file(&base, DISK_MIB);
         let make = ["-q", "-F", "-m", "0", "-J", "size=4", "-E"];
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
-        must("mkfs.ext4", &[&make[..], &[lazy, text(&base)]].concat());
+        run_tool("mkfs.ext4", &[&make[..], &[lazy, text(&base)]].concat());
         let below = Below {
             images,
             base,
             record,
         };
         {
-            let disk = Loop::over(&below.base);
+            let disk = Loop::attach(&below.base);
             let _mounted = below.mount(guest, &disk.0);
             let demo = format!("demo={VOLUME_MIB}MiB");
             assert!(guest.serve(&["--volume", &demo]).stop().success());
@@ -160,7 +160,7 @@ impl Writer<'_> {
 fn write_history(history: &WriteHistory, disk: &Path, recording: &Mapped) -> Vec<Promise> {
     let (stop, fua_alone) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut promises = Vec::new();
-    let fua = NoFlush::over(disk).expect("dm-delay, which was looked for");
+    let fua = NoFlush::map(disk).expect("dm-delay, which was looked for");
     std::thread::scope(|scope| {
         let stops = Stops(&stop);
         let write = |number| {
@@ -218,11 +218,11 @@ fn after_cut(
     look: impl FnOnce(&Path),
 ) {
     let _boot = Boot::anew(below.images.path(), round + 1);
-    let disk = Loop::over(&below.file("cut"));
+    let disk = Loop::attach(&below.file("cut"));
     let mounted = below.mount(guest, &disk.0);
     let rings = tempfile::tempdir_in("/dev/shm").unwrap();
     let copy = guest.world.path("store-of-the-round");
-    must("cp", &["-a", text(store), text(&copy)]);
+    run_tool("cp", &["-a", text(store), text(&copy)]);
     let args = ["--store", text(&copy), "--ring-dir", text(rings.path())];
     let server = guest.serve(&args);
     let shown = guest.world.show(&server, "demo")["disk"].clone();
@@ -249,7 +249,7 @@ fn what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment() {
         let (store, then) = (guest.world.path("store"), guest.world.path("store-then"));
         mapped::copy(&below.base, &below.file("before"));
         let promises = {
-            let (disk, record) = (Loop::over(&below.base), Loop::over(&below.record));
+            let (disk, record) = (Loop::attach(&below.base), Loop::attach(&below.record));
             let sectors = (DISK_MIB << 20) / SECTOR;
             let table = format!(
                 "0 {sectors} log-writes {} {}",
@@ -261,7 +261,7 @@ fn what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment() {
             let server = guest.serve(&["--rpo", "1h"]);
             let path = guest.attach_in(&server, "demo", mode);
             // From here on nothing reaches the store: what a cut leaves is the log's alone.
-            must("cp", &["-a", text(&store), text(&then)]);
+            run_tool("cp", &["-a", text(&store), text(&then)]);
             fs::rename(&store, guest.world.path("away")).unwrap();
             let promises = write_history(&history, &path, &recording);
             server.kill();
@@ -339,11 +339,11 @@ fn a_file_system_on_a_disk_is_whole_after_a_power_cut_and_has_what_was_synced() 
         let demo = format!("demo={VOLUME_MIB}MiB");
         let server = guest.serve(&["--volume", &demo]);
         let disk = guest.attach_in(&server, "demo", mode);
-        let record = Loop::over(&sparse_file(&file("record"), 1024));
+        let record = Loop::attach(&sparse_file(&file("record"), 1024));
         let sectors = (VOLUME_MIB << 20) / SECTOR;
         let table = format!("0 {sectors} log-writes {} {}", text(&disk), text(&record.0));
         let recording = Mapped::new("record", &table);
-        must("mkfs.ext4", &["-q", "-F", text(&recording.path)]);
+        run_tool("mkfs.ext4", &["-q", "-F", text(&recording.path)]);
         let promises = write_files(&guest, &recording);
         drop(recording);
         let record = Record::read(&file("record"));
@@ -366,7 +366,7 @@ fn a_file_system_on_a_disk_is_whole_after_a_power_cut_and_has_what_was_synced() 
             let image = image.unwrap();
             let mut kept = fastrand::Rng::with_seed(cut as u64);
             record.replay(&image, cut, || kept.bool());
-            let looked = Loop::over(&file("cut"));
+            let looked = Loop::attach(&file("cut"));
             let mounted = Mounted::new(&guest.world, &looked.0, "ext4");
             for &name in promises[mark].keys() {
                 let found = fs::read(mounted.0.join(name.to_string())).unwrap();
@@ -376,14 +376,14 @@ fn a_file_system_on_a_disk_is_whole_after_a_power_cut_and_has_what_was_synced() 
                 );
             }
             drop(mounted);
-            must("e2fsck", &["-f", "-n", text(&looked.0)]);
+            run_tool("e2fsck", &["-f", "-n", text(&looked.0)]);
         }
         // In the end the volume is what was written to it, whatever way it took.
         let image = File::options()
             .write(true)
             .open(sparse_file(&file("cut"), VOLUME_MIB));
         record.replay(&image.unwrap(), record.len(), || true);
-        must("cmp", &[text(&file("cut")), text(&disk)]);
+        run_tool("cmp", &[text(&file("cut")), text(&disk)]);
         guest.detach(&server, "demo");
         guest.world.done(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::disk_oracle::{BLOCK, Direct, DiskOracle};
-use common::guest::{Guest, Mounted, TINY, content, must, rounds, text};
+use common::guest::{Guest, Mounted, TINY, content, rounds, run_tool, text};
 use common::mapped::NoFlush;
 use common::watchdog::Watchdog;
 use common::{Server, deadline, eventually, message};
@@ -59,7 +59,7 @@ fn what_attach_prints_is_the_disk_though_a_file_had_its_name() {
     let attach = ["attach", "demo", "--transport", "ublk"];
     let path = PathBuf::from(guest.world.done(&server, &attach).trim());
     fs::write(&path, [7; BLOCK]).unwrap();
-    must("sync", &[text(&path)]);
+    run_tool("sync", &[text(&path)]);
     let stored = server.connect("demo").read(0, BLOCK).unwrap();
     assert!(
         stored == [7; BLOCK],
@@ -86,12 +86,12 @@ fn a_mounted_file_system_waits_while_its_log_is_replaced_and_goes_on() {
     let _watchdog = Watchdog::new("a log that is replaced", 4 * deadline());
     let server = guest.serve(&["--volume", "demo=64MiB", "--rpo", "1h"]);
     let path = guest.attach(&server, "demo", &[]);
-    must("mkfs.ext4", &["-q", "-E", "nodiscard", text(&path)]);
+    run_tool("mkfs.ext4", &["-q", "-E", "nodiscard", text(&path)]);
     let mounted = Mounted::new(&guest.world, &path, "ext4");
     for name in 0..8 {
         fs::write(mounted.0.join(name.to_string()), content(name)).unwrap();
     }
-    must("sync", &["-f", text(&mounted.0)]);
+    run_tool("sync", &["-f", text(&mounted.0)]);
     server.kill();
     let dir = mounted.0.clone();
     // It waits for a server, over the replacement.
@@ -121,7 +121,7 @@ fn a_mounted_file_system_waits_while_its_log_is_replaced_and_goes_on() {
     let server = guest.serve(&[]);
     waiting.join().unwrap().unwrap();
     drop(mounted);
-    must("e2fsck", &["-fn", text(&path)]);
+    run_tool("e2fsck", &["-fn", text(&path)]);
     let mounted = Mounted::new(&guest.world, &path, "ext4");
     for name in 0..9 {
         assert!(
@@ -142,7 +142,7 @@ fn what_a_fua_write_acknowledged_survives_the_loss_of_the_rings() {
         let mut server = guest.serve(&["--volume", "demo=16MiB", "--rpo", "1h"]);
         let path = guest.attach_in(&server, "demo", mode);
         let oracle = DiskOracle::new(DISK_BLOCKS);
-        let Some(mapped) = NoFlush::over(&path) else {
+        let Some(mapped) = NoFlush::map(&path) else {
             guest.detach(&server, "demo");
             return;
         };
@@ -219,7 +219,7 @@ fn what_was_zeroed_is_zeroes_at_once_after_kill_9_and_from_the_store_alone() {
             wanted[at as usize..(at + len) as usize].fill(0);
         }
         let blkdiscard = ["-z", "-o", "524288", "-l", "70144", text(&path)];
-        must("blkdiscard", &blkdiscard);
+        run_tool("blkdiscard", &blkdiscard);
         wanted[524_288..524_288 + 70_144].fill(0);
         // A write of zeroes is no zeroing, and one over a zeroed range stands.
         disk.write(66_048, &[0x5A; 512]).unwrap();

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::guest::{Guest, Mounted, must, text};
+use common::guest::{Guest, Mounted, run_tool, text};
 use common::watchdog::Watchdog;
 use common::{Server, deadline};
 
@@ -93,9 +93,9 @@ fn start_fio(dir: &Path) -> Child {
 struct Swap<'a>(&'a Path);
 
 impl Swap<'_> {
-    fn on(disk: &Path) -> Swap<'_> {
-        must("mkswap", &[text(disk)]);
-        must("swapon", &[text(disk)]);
+    fn enable(disk: &Path) -> Swap<'_> {
+        run_tool("mkswap", &[text(disk)]);
+        run_tool("swapon", &[text(disk)]);
         Swap(disk)
     }
 }
@@ -125,9 +125,9 @@ fn swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short
     let volumes = ["--volume", "swap=2GiB", "--volume", "fs=256MiB"];
     let server = guest.serve(&[&volumes[..], &["--log-size", "256MiB"]].concat());
     let [swap_disk, fs_disk] = ["swap", "fs"].map(|name| guest.attach(&server, name, &[]));
-    must("mkfs.ext4", &["-q", "-E", "nodiscard", text(&fs_disk)]);
+    run_tool("mkfs.ext4", &["-q", "-E", "nodiscard", text(&fs_disk)]);
     let mounted = Mounted::new(&guest.world, &fs_disk, "ext4");
-    let swap = Swap::on(&swap_disk);
+    let swap = Swap::enable(&swap_disk);
     let wanted = WANTED_BYTES_MIN.max(available() + BEYOND_BYTES);
     let mut hog = take_memory(wanted);
     let mut fio = start_fio(&mounted.0);
@@ -152,7 +152,7 @@ fn swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short
     check_locked(&server);
     drop(swap);
     drop(mounted);
-    must("e2fsck", &["-fn", text(&fs_disk)]);
+    run_tool("e2fsck", &["-fn", text(&fs_disk)]);
     for name in ["swap", "fs"] {
         guest.detach(&server, name);
     }

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::eventually;
-use common::guest::{Guest, Mounted, content, inflight, keep_writing, must, text, tool};
+use common::guest::{Guest, Mounted, content, inflight, keep_writing, run_tool, text, tool};
 
 const KILLS_DEFAULT: u64 = 2;
 
@@ -38,7 +38,7 @@ fn a_disk_is_what_was_asked_for_and_says_what_was_granted() {
     assert_eq!(disk["threads"].as_array().unwrap().len(), 1);
     let lacks_zero_copy = disk["dropped"].to_string().contains("zero-copy");
     assert_eq!(lacks_zero_copy, !guest.has("auto-buffer"), "{disk}");
-    let bytes = must("blockdev", &["--getsize64", text(&path)]);
+    let bytes = run_tool("blockdev", &["--getsize64", text(&path)]);
     assert_eq!(bytes.trim(), (64 << 20).to_string());
     // Again: the same disk. Otherwise: refused, and it stays.
     assert_eq!(guest.attach(&server, "demo", &args), path);
@@ -79,7 +79,7 @@ fn fio_reads_what_it_wrote_in_every_order_and_size() {
             ("write", "256k", "8m"),
             ("randrw", "512-64k", "4m"),
         ] {
-            must(
+            run_tool(
                 "fio",
                 &[
                     "--name=verify",
@@ -125,16 +125,16 @@ fn file_systems_are_made_filled_trimmed_and_found_clean() {
         } else {
             &["mkfs.xfs", "-q", "-f"]
         };
-        must(make[0], &[&make[1..], &[text(&disk)]].concat());
+        run_tool(make[0], &[&make[1..], &[text(&disk)]].concat());
         let mounted = Mounted::new(&guest.world, &disk, kind);
         for name in 0..60 {
             fs::write(mounted.0.join(name.to_string()), content(name)).unwrap();
         }
-        must("sync", &["-f", text(&mounted.0)]);
+        run_tool("sync", &["-f", text(&mounted.0)]);
         for name in (0..60).step_by(2) {
             fs::remove_file(mounted.0.join(name.to_string())).unwrap();
         }
-        must("fstrim", &[text(&mounted.0)]);
+        run_tool("fstrim", &[text(&mounted.0)]);
         drop(mounted);
         let mounted = Mounted::new(&guest.world, &disk, kind);
         for name in (1..60).step_by(2) {
@@ -143,8 +143,8 @@ fn file_systems_are_made_filled_trimmed_and_found_clean() {
         }
         drop(mounted);
         match kind {
-            "ext4" => must("e2fsck", &["-f", "-n", text(&disk)]),
-            _ => must("xfs_repair", &["-n", text(&disk)]),
+            "ext4" => run_tool("e2fsck", &["-f", "-n", text(&disk)]),
+            _ => run_tool("xfs_repair", &["-n", text(&disk)]),
         };
         guest.detach(&server, "demo");
     }
@@ -160,12 +160,12 @@ fn discarded_and_zeroed_ranges_read_as_zeroes() {
         let disk = File::options().read(true).write(true).open(&path).unwrap();
         disk.write_all_at(&vec![7; 1 << 20], 0).unwrap();
         disk.sync_all().unwrap();
-        must("blkdiscard", &["-o", "65536", "-l", "65536", text(&path)]);
-        must(
+        run_tool("blkdiscard", &["-o", "65536", "-l", "65536", text(&path)]);
+        run_tool(
             "blkdiscard",
             &["-z", "-o", "262144", "-l", "65536", text(&path)],
         );
-        must("blockdev", &["--flushbufs", text(&path)]);
+        run_tool("blockdev", &["--flushbufs", text(&path)]);
         let mut found = vec![0; 1 << 20];
         disk.read_exact_at(&mut found, 0).unwrap();
         for (at, byte) in found.iter().enumerate() {
@@ -186,7 +186,7 @@ fn a_mounted_file_system_sees_a_pause_and_no_error_when_its_server_is_killed_or_
         let server = guest.serve(&["--volume", "demo=192MiB"]);
         let disk = guest.attach_in(&server, "demo", mode);
         let mut servers = vec![server];
-        must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+        run_tool("mkfs.ext4", &["-q", "-F", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         let (promised, next) = (Mutex::new(BTreeMap::new()), AtomicU64::new(0));
         let stop = AtomicBool::new(false);
@@ -216,7 +216,7 @@ fn a_mounted_file_system_sees_a_pause_and_no_error_when_its_server_is_killed_or_
         });
         let server = servers.pop().unwrap();
         drop(mounted);
-        must("e2fsck", &["-f", "-n", text(&disk)]);
+        run_tool("e2fsck", &["-f", "-n", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         for &name in promised.lock().unwrap().keys() {
             let found = fs::read(mounted.0.join(name.to_string())).unwrap();
@@ -244,7 +244,7 @@ fn completed_writes_to_a_disk_survive_kill_9_unflushed() {
                 format!("if={}", text(&input)),
                 format!("of={}", text(&path)),
             );
-            must(
+            run_tool(
                 "dd",
                 &[&from, &to, "bs=64k", &seek, "oflag=direct", "conv=notrunc"],
             );
@@ -252,7 +252,7 @@ fn completed_writes_to_a_disk_survive_kill_9_unflushed() {
         server.kill();
         let server = guest.serve(&[]);
         let disk = File::open(&path).unwrap();
-        must("blockdev", &["--flushbufs", text(&path)]);
+        run_tool("blockdev", &["--flushbufs", text(&path)]);
         for round in 0..8_u8 {
             let mut found = vec![0; 65_536];
             disk.read_exact_at(&mut found, u64::from(round) * 65_536)
@@ -271,7 +271,7 @@ fn what_is_mounted_is_not_detached_unless_by_force() {
     let Some(guest) = Guest::new() else { return };
     let server = guest.serve(&["--volume", "demo=64MiB"]);
     let disk = guest.attach(&server, "demo", &[]);
-    must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+    run_tool("mkfs.ext4", &["-q", "-F", text(&disk)]);
     let mounted = Mounted::new(&guest.world, &disk, "ext4");
     let said = guest.world.fails(&server, &["detach", "demo"]);
     assert!(
@@ -279,7 +279,7 @@ fn what_is_mounted_is_not_detached_unless_by_force() {
         "{said}"
     );
     fs::write(mounted.0.join("still"), "here").unwrap();
-    must("sync", &["-f", text(&mounted.0)]);
+    run_tool("sync", &["-f", text(&mounted.0)]);
     drop(mounted);
     guest.detach(&server, "demo");
     assert!(!disk.exists());
@@ -304,7 +304,7 @@ fn disks_come_and_go_while_another_is_written() {
     let filename = format!("--filename={}", text(&disk));
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
-            must(
+            run_tool(
                 "fio",
                 &[
                     "--name=load",
@@ -353,7 +353,7 @@ fn a_read_only_disk_takes_no_writes() {
     let server = guest.serve(&["--volume", "demo=64MiB"]);
     server.connect("demo").write(0, &[9; 4096]).unwrap();
     let disk = guest.attach(&server, "demo", &["--read-only"]);
-    assert_eq!(must("blockdev", &["--getro", text(&disk)]).trim(), "1");
+    assert_eq!(run_tool("blockdev", &["--getro", text(&disk)]).trim(), "1");
     let mut found = [0; 4096];
     File::open(&disk)
         .unwrap()
@@ -378,8 +378,8 @@ fn partitions_of_the_image_are_found_unless_they_are_not_to_be() {
     let script = guest.world.path("table");
     fs::write(&script, "label: dos\nstart=2048, size=32768\n").unwrap();
     let table = format!("sfdisk -q --no-reread {} < {}", text(&disk), text(&script));
-    must("sh", &["-c", &table]);
-    must("sync", &[]);
+    run_tool("sh", &["-c", &table]);
+    run_tool("sync", &[]);
     guest.detach(&server, "demo");
 
     let disk = guest.attach(&server, "demo", &[]);
@@ -391,7 +391,7 @@ fn partitions_of_the_image_are_found_unless_they_are_not_to_be() {
     if guest.has("no-part-scan") {
         let disk = guest.attach(&server, "demo", &["--no-part-scan"]);
         assert!(!part.exists());
-        must("blockdev", &["--rereadpt", text(&disk)]);
+        run_tool("blockdev", &["--rereadpt", text(&disk)]);
         eventually("the partition", || part.exists());
         guest.detach(&server, "demo");
     } else {
@@ -410,7 +410,7 @@ fn a_live_disk_grows_below_a_mounted_file_system() {
     let server = guest.serve(&["--volume", "demo=64MiB"]);
     let disk = guest.attach(&server, "demo", &[]);
     let size = || {
-        must("blockdev", &["--getsize64", text(&disk)])
+        run_tool("blockdev", &["--getsize64", text(&disk)])
             .trim()
             .to_owned()
     };
@@ -424,16 +424,16 @@ fn a_live_disk_grows_below_a_mounted_file_system() {
         assert_eq!(guest.attach(&server, "demo", &[]), disk);
         assert_eq!(size(), (128 << 20).to_string());
     } else {
-        must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+        run_tool("mkfs.ext4", &["-q", "-F", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         fs::write(mounted.0.join("before"), content(3)).unwrap();
         guest.world.done(&server, &resize);
         assert_eq!(size(), (128 << 20).to_string());
-        must("resize2fs", &[text(&disk)]);
+        run_tool("resize2fs", &[text(&disk)]);
         fs::write(mounted.0.join("after"), vec![5; 40 << 20]).unwrap();
-        must("sync", &["-f", text(&mounted.0)]);
+        run_tool("sync", &["-f", text(&mounted.0)]);
         drop(mounted);
-        must("e2fsck", &["-f", "-n", text(&disk)]);
+        run_tool("e2fsck", &["-f", "-n", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         assert!(fs::read(mounted.0.join("before")).unwrap() == content(3));
         assert!(fs::read(mounted.0.join("after")).unwrap() == vec![5; 40 << 20]);

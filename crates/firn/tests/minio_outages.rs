@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{World, eventually};
-use s3_testbed::{Fault, FaultRule, Minio, MinioConfig, Proxy, Which, url_at};
+use s3_testbed::{Fault, FaultRule, Minio, MinioConfig, Proxy, RequestFilter, url_at};
 
 const BLOCK_BYTES: usize = 64 << 10;
 /// Blocks of the volume that are written in turn.
@@ -233,7 +233,7 @@ fn a_full_store_costs_no_error() {
         code: "XMinioStorageFull",
     };
     let rule = FaultRule {
-        which: Which::Writes,
+        filter: RequestFilter::Writes,
         ..FaultRule::always(full)
     };
     check_faults(6, &["the store is full", "give it space"], &[rule]);

@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use nbd::codec::ConnectionState;
-use nbd::server::{AdoptError, HandedConnection, HandedOver, Server};
+use nbd::server::{AdoptError, HandedConnection, Handover, Server};
 use serve::testing::{Faults, MemoryDisk};
 use support::chunks::ChunkClient;
 use support::client::{Client, FLUSH, READ, WRITE};
@@ -22,7 +22,7 @@ use support::{DEADLINE, Engine, Setup, World, backends, eventually};
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// Gives all of it to another server, each state as the bytes that another process would get.
-fn adopt(to: &Server<MemoryDisk>, handed: HandedOver) {
+fn adopt(to: &Server<MemoryDisk>, handed: Handover) {
     assert_eq!(handed.report.remaining, 0);
     for HandedConnection { socket, state } in handed.connections {
         let state = ConnectionState::decode(&state.encode()).unwrap();
@@ -339,7 +339,7 @@ fn a_connection_that_was_just_adopted_is_given_away_like_any_other() {
     }
 }
 
-fn connections_of(mut handed: HandedOver) -> HandedOver {
+fn connections_of(mut handed: Handover) -> Handover {
     handed.listeners.clear();
     handed
 }

@@ -109,7 +109,7 @@ pub struct Cx<'a> {
 
 impl Cx<'_> {
     /// The source being called.
-    pub fn me(&self) -> SourceId {
+    pub fn source_id(&self) -> SourceId {
         self.me
     }
 

@@ -37,7 +37,7 @@ impl Fault {
 
 /// Which requests a rule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum RequestFilter {
     /// All.
     All,
     /// GET and HEAD.
@@ -46,13 +46,13 @@ pub enum Which {
     Writes,
 }
 
-impl Which {
+impl RequestFilter {
     fn includes(self, method: &str) -> bool {
         let reads = matches!(method, "GET" | "HEAD");
         match self {
-            Which::All => true,
-            Which::Reads => reads,
-            Which::Writes => !reads,
+            RequestFilter::All => true,
+            RequestFilter::Reads => reads,
+            RequestFilter::Writes => !reads,
         }
     }
 }
@@ -63,7 +63,7 @@ pub struct FaultRule {
     /// What happens.
     pub fault: Fault,
     /// To which requests.
-    pub which: Which,
+    pub filter: RequestFilter,
     /// To how many of a thousand.
     pub permille: u32,
 }
@@ -73,14 +73,14 @@ impl FaultRule {
     pub const fn always(fault: Fault) -> FaultRule {
         FaultRule {
             fault,
-            which: Which::All,
+            filter: RequestFilter::All,
             permille: 1000,
         }
     }
 
     /// Whether a request with this method is among those that fail; draws.
     pub(crate) fn draw(&self, method: &str) -> Option<Fault> {
-        let meets = self.which.includes(method) && fastrand::u32(0..1000) < self.permille;
+        let meets = self.filter.includes(method) && fastrand::u32(0..1000) < self.permille;
         meets.then_some(self.fault)
     }
 }
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_rule_meets_only_the_requests_that_it_names() {
         let rule = FaultRule {
-            which: Which::Writes,
+            filter: RequestFilter::Writes,
             ..FaultRule::always(Fault::LoseAnswer)
         };
         assert_eq!(rule.draw("PUT"), Some(Fault::LoseAnswer));

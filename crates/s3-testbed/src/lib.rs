@@ -17,7 +17,7 @@ mod minio;
 mod proxy;
 mod traffic;
 
-pub use fault::{Fault, FaultRule, Which};
+pub use fault::{Fault, FaultRule, RequestFilter};
 pub use minio::{Minio, MinioConfig, url_at};
 pub use proxy::Proxy;
 pub use traffic::{MethodTraffic, ObjectRead, Traffic};

@@ -31,7 +31,7 @@ use crate::token;
 use crate::transport::{Location, Request, Transport, Window};
 
 /// A request whose move has ended; none where it waits for something and was put away.
-type Ended<B, R> = Option<(AdmittedJob<B, R>, MoveResult)>;
+type EndedMove<B, R> = Option<(AdmittedJob<B, R>, MoveResult)>;
 
 impl<B: Backend, R: Request> RequestEngine<B, R> {
     /// Plans a request, or asks whether it is durable now.
@@ -117,7 +117,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
     }
 
     /// Goes on with a request whose move has ended, if it has.
-    fn go_on<T: Transport<Request = R>>(&mut self, cx: &mut T, ended: Ended<B, R>) {
+    fn go_on<T: Transport<Request = R>>(&mut self, cx: &mut T, ended: EndedMove<B, R>) {
         if let Some((admitted, result)) = ended {
             let (admitted, step) = self.on_moved(admitted, result);
             self.follow(cx, admitted, step);
@@ -168,7 +168,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         &mut self,
         cx: &mut T,
         mut admitted: AdmittedJob<B, R>,
-    ) -> Ended<B, R> {
+    ) -> EndedMove<B, R> {
         let job = &mut **admitted.payload_mut();
         job.timeline.on_step(TimedStep::Plan);
         let (bytes, direction) = (job.request().bytes(), job.direction());
@@ -231,7 +231,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         cx: &mut T,
         mut admitted: AdmittedJob<B, R>,
         error: MoveError,
-    ) -> Ended<B, R> {
+    ) -> EndedMove<B, R> {
         admitted.payload_mut().planned = None;
         self.backend.on_request_failed(&error);
         self.finish(cx, admitted, Err(error.into()));
@@ -244,7 +244,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         cx: &mut T,
         mut admitted: AdmittedJob<B, R>,
         buf: Buf,
-    ) -> Ended<B, R> {
+    ) -> EndedMove<B, R> {
         let job = admitted.payload_mut();
         if job.is_read() {
             return self.move_buffered(cx, admitted, buf);
@@ -266,7 +266,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         cx: &mut T,
         mut admitted: AdmittedJob<B, R>,
         buf: Buf,
-    ) -> Ended<B, R> {
+    ) -> EndedMove<B, R> {
         let tag = admitted.tag().number();
         let job = &mut **admitted.payload_mut();
         let Some(planned) = &job.planned else {
@@ -283,7 +283,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         &mut self,
         cx: &mut T,
         mut admitted: AdmittedJob<B, R>,
-    ) -> Ended<B, R> {
+    ) -> EndedMove<B, R> {
         let tag = admitted.tag().number();
         let job = &mut **admitted.payload_mut();
         let (Stage::Moving(ongoing), Some(planned)) = (&mut job.stage, &job.planned) else {
@@ -409,7 +409,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         admitted: AdmittedJob<B, R>,
         direction: Direction,
         error: &std::io::Error,
-    ) -> Ended<B, R> {
+    ) -> EndedMove<B, R> {
         let request = admitted.payload().request();
         let (len, errno) = (request.bytes(), MoveError::errno_of(error));
         let offset = cx.window(request).map_or(0, |window| window.offset);

@@ -80,7 +80,7 @@ pub struct FaultyStore<S> {
 }
 
 /// What was decided for one request before it is sent.
-struct Fate {
+struct PlannedFault {
     lose_answer: bool,
 }
 
@@ -129,7 +129,7 @@ impl<S: Store> FaultyStore<S> {
 
     /// Decides what happens to one request before it is sent. All draws are always made, so that
     /// seeds stay comparable.
-    async fn before_request(&self, op: Op, key: &str) -> Result<Fate> {
+    async fn before_request(&self, op: Op, key: &str) -> Result<PlannedFault> {
         let refused = self.draw(self.plan.refuse);
         let lose_request = self.draw(self.plan.lose_request) && op.writes();
         let lose_answer = self.draw(self.plan.lose_answer) && op.writes();
@@ -151,11 +151,17 @@ impl<S: Store> FaultyStore<S> {
             self.record(FaultKind::LostRequest);
             return Err(Error::new(Kind::Unknown, op, key, "planned loss"));
         }
-        Ok(Fate { lose_answer })
+        Ok(PlannedFault { lose_answer })
     }
 
     /// Withholds the answer of a request that reached the store, where that was its fate.
-    fn after_request<T>(&self, fate: &Fate, op: Op, key: &str, result: Result<T>) -> Result<T> {
+    fn after_request<T>(
+        &self,
+        fate: &PlannedFault,
+        op: Op,
+        key: &str,
+        result: Result<T>,
+    ) -> Result<T> {
         if fate.lose_answer {
             self.record(FaultKind::LostAnswer);
             return Err(Error::new(Kind::Unknown, op, key, "planned loss"));

@@ -166,7 +166,7 @@ impl Governor {
                         window.shrink();
                     }
                 }
-                (Some(_), Some(class)) => state.windows[class.index()].settle(),
+                (Some(_), Some(class)) => state.windows[class.index()].end_cooling(),
                 (None, Some(class)) => state.windows[class.index()].grow(),
                 (_, None) => {}
             }
@@ -226,7 +226,7 @@ impl State {
 
 impl Window {
     fn grow(&mut self) {
-        self.settle();
+        self.end_cooling();
         // A window that is not used says nothing about what the store bears.
         if f64::from(self.running) + 1.0 > self.size {
             self.size = (self.size + 1.0 / self.size).min(self.bounds.max);
@@ -235,14 +235,14 @@ impl Window {
 
     fn shrink(&mut self) {
         if self.cooling > 0 {
-            self.settle();
+            self.end_cooling();
             return;
         }
         self.size = (self.size / 2.0).max(1.0);
         self.cooling = self.running;
     }
 
-    fn settle(&mut self) {
+    fn end_cooling(&mut self) {
         self.cooling = self.cooling.saturating_sub(1);
     }
 }

@@ -25,14 +25,14 @@ fn bytes(text: &str) -> Bytes {
 /// A store that ignores conditions, or answers that it has none, or never answers; it counts
 /// what it was asked.
 #[derive(Debug)]
-struct Odd {
+struct MisbehavingStore {
     inner: SharedStore,
-    how: How,
+    how: Misbehaviour,
     asked: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum How {
+enum Misbehaviour {
     IgnoresCreate,
     IgnoresUpdate,
     HasNoConditions,
@@ -40,9 +40,9 @@ enum How {
     Denies,
 }
 
-impl Odd {
-    fn new(how: How) -> Arc<Self> {
-        Arc::new(Odd {
+impl MisbehavingStore {
+    fn new(how: Misbehaviour) -> Arc<Self> {
+        Arc::new(MisbehavingStore {
             inner: memory(),
             how,
             asked: AtomicU64::new(0),
@@ -52,9 +52,9 @@ impl Odd {
     async fn meet(&self, op: Op) -> Result<()> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         match self.how {
-            How::NeverAnswers => std::future::pending().await,
-            How::Denies => Err(Error::new(Kind::Denied, op, "k", "no")),
-            How::HasNoConditions if matches!(op, Op::Create | Op::Update) => {
+            Misbehaviour::NeverAnswers => std::future::pending().await,
+            Misbehaviour::Denies => Err(Error::new(Kind::Denied, op, "k", "no")),
+            Misbehaviour::HasNoConditions if matches!(op, Op::Create | Op::Update) => {
                 Err(Error::new(Kind::Unsupported, op, "k", "no conditions"))
             }
             _ => Ok(()),
@@ -63,7 +63,7 @@ impl Odd {
 }
 
 #[async_trait]
-impl Store for Odd {
+impl Store for MisbehavingStore {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
         self.meet(Op::Get).await?;
         self.inner.get(key).await
@@ -82,7 +82,7 @@ impl Store for Odd {
     async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
         self.meet(Op::Create).await?;
         match self.how {
-            How::IgnoresCreate => self.inner.put(key, bytes).await,
+            Misbehaviour::IgnoresCreate => self.inner.put(key, bytes).await,
             _ => self.inner.create(key, bytes).await,
         }
     }
@@ -90,7 +90,7 @@ impl Store for Odd {
     async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version> {
         self.meet(Op::Update).await?;
         match self.how {
-            How::IgnoresUpdate => self.inner.put(key, bytes).await,
+            Misbehaviour::IgnoresUpdate => self.inner.put(key, bytes).await,
             _ => self.inner.update(key, bytes, version).await,
         }
     }
@@ -123,8 +123,12 @@ async fn the_probe_passes_a_store_with_conditions_and_cleans_up() {
 
 #[tokio::test]
 async fn the_probe_refuses_a_store_without_conditional_put_unless_single_writer() {
-    for how in [How::IgnoresCreate, How::IgnoresUpdate, How::HasNoConditions] {
-        let store = Odd::new(how);
+    for how in [
+        Misbehaviour::IgnoresCreate,
+        Misbehaviour::IgnoresUpdate,
+        Misbehaviour::HasNoConditions,
+    ] {
+        let store = MisbehavingStore::new(how);
         let error = probe(&store, false).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported, "{how:?}");
         let text = error.to_string();
@@ -145,13 +149,13 @@ async fn the_probe_refuses_a_store_without_conditional_put_unless_single_writer(
 
 #[tokio::test]
 async fn the_probe_reports_refused_credentials_even_to_a_single_writer() {
-    let store = Odd::new(How::Denies);
+    let store = MisbehavingStore::new(Misbehaviour::Denies);
     assert_eq!(probe(&store, true).await.unwrap_err().kind(), Kind::Denied);
 }
 
 #[tokio::test]
 async fn single_writer_emulates_conditions_on_a_store_that_has_none() {
-    let store = SingleWriterStore::new(Odd::new(How::HasNoConditions));
+    let store = SingleWriterStore::new(MisbehavingStore::new(Misbehaviour::HasNoConditions));
     let first = store.create("k", bytes("1")).await.unwrap();
     assert_eq!(
         store.create("k", bytes("2")).await.unwrap_err().kind(),
@@ -214,7 +218,7 @@ async fn reads_and_plain_puts_outlive_a_flaky_store() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unknown_conditional_write_is_reported_once_and_not_repeated() {
-    let odd = Odd::new(How::IgnoresCreate);
+    let odd = MisbehavingStore::new(Misbehaviour::IgnoresCreate);
     let plan = FaultPlan {
         lose_answer: Rate(1000),
         ..FaultPlan::default()
@@ -251,7 +255,7 @@ async fn a_refused_conditional_write_is_repeated_and_wins_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_store_ends_in_a_time_out_of_the_right_kind() {
-    let odd = Odd::new(How::NeverAnswers);
+    let odd = MisbehavingStore::new(Misbehaviour::NeverAnswers);
     let store = RetryStore::new(Arc::clone(&odd), quick());
     let started = tokio::time::Instant::now();
     assert_eq!(store.get("k").await.unwrap_err().kind(), Kind::Unavailable);

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 /// A store that answers after a delay, refuses what exceeds its capacity, and remembers the most
 /// that ran at once.
 #[derive(Debug, Default)]
-struct Scripted {
+struct ScriptedStore {
     latency_ms: AtomicU64,
     capacity: AtomicU64,
     running: AtomicU64,
@@ -27,12 +27,12 @@ struct Scripted {
     slow_once: AtomicU64,
 }
 
-impl Scripted {
+impl ScriptedStore {
     fn new(latency_ms: u64, capacity: u64) -> Arc<Self> {
-        Arc::new(Scripted {
+        Arc::new(ScriptedStore {
             latency_ms: AtomicU64::new(latency_ms),
             capacity: AtomicU64::new(capacity),
-            ..Scripted::default()
+            ..ScriptedStore::default()
         })
     }
 
@@ -52,7 +52,7 @@ impl Scripted {
 }
 
 #[async_trait]
-impl Store for Scripted {
+impl Store for ScriptedStore {
     async fn get(&self, _: &str) -> Result<(Bytes, Version)> {
         self.serve(Op::Get).await?;
         Ok((Bytes::new(), Version(String::new())))
@@ -108,9 +108,9 @@ fn overload() -> Error {
 }
 
 fn governed(
-    store: &Arc<Scripted>,
+    store: &Arc<ScriptedStore>,
     governor: &Arc<Governor>,
-) -> Arc<GovernedStore<RetryStore<Arc<Scripted>>>> {
+) -> Arc<GovernedStore<RetryStore<Arc<ScriptedStore>>>> {
     let retried = RetryStore::new(Arc::clone(store), RetryPolicy::default())
         .reporting_to(Arc::clone(governor));
     Arc::new(GovernedStore::new(retried, Arc::clone(governor)))
@@ -118,7 +118,7 @@ fn governed(
 
 #[tokio::test(start_paused = true)]
 async fn no_more_requests_run_than_their_window_admits() {
-    let scripted = Scripted::new(20, u64::MAX);
+    let scripted = ScriptedStore::new(20, u64::MAX);
     let governor = Governor::new(GovernorPolicy {
         windows: policy(4.0)
             .windows
@@ -132,7 +132,7 @@ async fn no_more_requests_run_than_their_window_admits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_window_grows_by_one_a_round_and_an_idle_one_not_at_all() {
-    let scripted = Scripted::new(20, u64::MAX);
+    let scripted = ScriptedStore::new(20, u64::MAX);
     let governor = Governor::new(policy(4.0));
     let store = governed(&scripted, &governor);
     for _ in 0..100 {
@@ -147,7 +147,7 @@ async fn a_full_window_grows_by_one_a_round_and_an_idle_one_not_at_all() {
 
 #[tokio::test(start_paused = true)]
 async fn a_window_settles_at_what_the_store_bears() {
-    let scripted = Scripted::new(20, 10);
+    let scripted = ScriptedStore::new(20, 10);
     let governor = Governor::new(policy(32.0));
     let store = governed(&scripted, &governor);
     let tasks = (0..32).map(|_| {
@@ -232,7 +232,7 @@ async fn a_caller_that_goes_away_leaves_no_permit_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn commits_wait_for_no_pack() {
-    let scripted = Scripted::new(20, u64::MAX);
+    let scripted = ScriptedStore::new(20, u64::MAX);
     let governor = Governor::new(policy(1.0));
     let store = governed(&scripted, &governor);
     let _held = governor.admit(Class::Upload).await;
@@ -243,7 +243,7 @@ async fn commits_wait_for_no_pack() {
 
 #[tokio::test(start_paused = true)]
 async fn a_read_slower_than_almost_all_is_asked_for_twice() {
-    let scripted = Scripted::new(20, u64::MAX);
+    let scripted = ScriptedStore::new(20, u64::MAX);
     let store = HedgedStore::new(Arc::clone(&scripted), HedgePolicy::default());
     for _ in 0..40 {
         store.get_range("k", 0, 1).await.unwrap();
@@ -262,7 +262,7 @@ async fn a_read_slower_than_almost_all_is_asked_for_twice() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_slow_as_a_whole_is_not_asked_twice_for_everything() {
-    let scripted = Scripted::new(20, u64::MAX);
+    let scripted = ScriptedStore::new(20, u64::MAX);
     let store = HedgedStore::new(Arc::clone(&scripted), HedgePolicy::default());
     for _ in 0..200 {
         store.get_range("k", 0, 1).await.unwrap();
@@ -274,7 +274,7 @@ async fn a_store_that_is_slow_as_a_whole_is_not_asked_twice_for_everything() {
 
 #[tokio::test(start_paused = true)]
 async fn a_write_is_never_asked_for_twice() {
-    let scripted = Scripted::new(20, u64::MAX);
+    let scripted = ScriptedStore::new(20, u64::MAX);
     let store = HedgedStore::new(Arc::clone(&scripted), HedgePolicy::default());
     for _ in 0..100 {
         store.put("k", Bytes::new()).await.unwrap();

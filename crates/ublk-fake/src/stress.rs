@@ -159,7 +159,13 @@ impl StressRun<'_> {
         self.driver.control(opcode, command, argument)
     }
 
-    fn must(&self, what: &str, opcode: u32, data: u64, argument: &mut [u8]) -> Result<(), String> {
+    fn control_ok(
+        &self,
+        what: &str,
+        opcode: u32,
+        data: u64,
+        argument: &mut [u8],
+    ) -> Result<(), String> {
         match self.control(opcode, data, argument) {
             Outcome::Done(0) => Ok(()),
             other => Err(format!("{what}: {other:?}")),
@@ -174,7 +180,7 @@ impl StressRun<'_> {
             flags: self.config.flags,
             ..DeviceInfo::default()
         };
-        self.must("ADD", sys::ADD_DEVICE, 0, info.as_mut_bytes())?;
+        self.control_ok("ADD", sys::ADD_DEVICE, 0, info.as_mut_bytes())?;
         let info = DeviceInfo::read_from_bytes(info.as_bytes()).expect("as long as one");
         (self.flags, self.descriptor_bytes) = (info.flags, info.descriptor_bytes);
         let mut params = Params {
@@ -189,7 +195,7 @@ impl StressRun<'_> {
         params.basic.sectors = SECTORS;
         params.discard.granularity = 512;
         params.discard.segments_max = 1;
-        self.must("SET_PARAMS", sys::SET_PARAMS, 0, params.as_mut_bytes())?;
+        self.control_ok("SET_PARAMS", sys::SET_PARAMS, 0, params.as_mut_bytes())?;
         self.start_server()?;
         self.wait_for("START", sys::START_DEVICE)
     }
@@ -303,7 +309,7 @@ impl StressRun<'_> {
         for _ in 0..50 {
             self.control(sys::GET_FEATURES, 0, &mut [0; 8]);
         }
-        self.must("DEL_DEV", sys::DELETE_DEVICE, 0, &mut [])?;
+        self.control_ok("DEL_DEV", sys::DELETE_DEVICE, 0, &mut [])?;
         let stats = self.driver.stats();
         self.report.refused = stats.refused;
         let errors = stats.refused

@@ -38,7 +38,7 @@ fn control(profile: Profile) -> (ControlDevice, Driver) {
     let driver = Driver::new(profile);
     let port = FakePort::new(driver.clone(), std::process::id() as i32);
     (
-        ControlDevice::over(Arc::new(port), u64::MAX).unwrap(),
+        ControlDevice::with_port(Arc::new(port), u64::MAX).unwrap(),
         driver,
     )
 }

@@ -42,14 +42,14 @@ impl World {
     fn new(profile: Profile) -> World {
         let driver = Driver::new(profile);
         let port = FakePort::new(driver.clone(), std::process::id() as i32);
-        World::over(driver, Arc::new(port))
+        World::with_port(driver, Arc::new(port))
     }
 
-    fn over(driver: Driver, port: Arc<dyn ControlPort>) -> World {
+    fn with_port(driver: Driver, port: Arc<dyn ControlPort>) -> World {
         let bytes = Bytes::default();
         bytes.lock().unwrap().resize(1 << 20, 0);
         World {
-            control: ControlDevice::over(port, u64::MAX).unwrap(),
+            control: ControlDevice::with_port(port, u64::MAX).unwrap(),
             driver,
             bytes,
             gate: Arc::default(),
@@ -312,7 +312,7 @@ impl DelayingPort {
     fn world(profile: Profile, late: Duration, unseen: bool) -> World {
         let driver = Driver::new(profile);
         let port = FakePort::new(driver.clone(), std::process::id() as i32);
-        World::over(driver, Arc::new(DelayingPort { port, late, unseen }))
+        World::with_port(driver, Arc::new(DelayingPort { port, late, unseen }))
     }
 }
 

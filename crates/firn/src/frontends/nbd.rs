@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nbd::server::{
-    Export, HandedConnection, HandedListener, HandedOver, Listen, Options, Server, check_place,
+    Export, HandedConnection, HandedListener, Handover, Listen, Options, Server, check_place,
 };
 use reactor::Reactor;
 use volume::Volume;
@@ -146,7 +146,7 @@ impl NbdFrontend {
     }
 
     /// Gives listeners and connections away, if all are quiet in time; else nothing has changed.
-    pub(crate) async fn try_hand_over(&self, within: Duration) -> Result<HandedOver> {
+    pub(crate) async fn try_hand_over(&self, within: Duration) -> Result<Handover> {
         let server = Arc::clone(&self.server);
         let handed = tokio::task::spawn_blocking(move || server.try_hand_over(within)).await;
         let handed = handed.map_err(|error| Failure::internal(format!("handing over: {error}")))?;

@@ -54,8 +54,8 @@ impl Guest {
             return None;
         };
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        must("ip", &["link", "set", "lo", "up"]);
-        let world = World::on(Path::new(&scratch));
+        run_tool("ip", &["link", "set", "lo", "up"]);
+        let world = World::in_dir(Path::new(&scratch));
         let found = world.firn(&["--json", "doctor"]);
         let found: Value = serde_json::from_slice(&found.stdout).unwrap();
         let findings = found["findings"].as_array().unwrap().iter();
@@ -182,7 +182,7 @@ pub fn tool(program: &str, args: &[&str]) -> Output {
         .unwrap()
 }
 
-pub fn must(program: &str, args: &[&str]) -> String {
+pub fn run_tool(program: &str, args: &[&str]) -> String {
     let output = tool(program, args);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
@@ -209,7 +209,7 @@ impl Mounted {
     /// The same at a place of its own, with options.
     pub fn at(at: &Path, disk: &Path, kind: &str, options: &str) -> Mounted {
         fs::create_dir_all(at).unwrap();
-        must("mount", &["-t", kind, "-o", options, text(disk), text(at)]);
+        run_tool("mount", &["-t", kind, "-o", options, text(disk), text(at)]);
         Mounted(at.to_owned())
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::guest::{Guest, Mounted, must, text, tool};
+use super::guest::{Guest, Mounted, run_tool, text, tool};
 use super::message;
 
 /// The unit of the device mapper's tables.
@@ -21,8 +21,8 @@ pub const MIB: u64 = 1 << 20;
 pub struct Loop(pub PathBuf);
 
 impl Loop {
-    pub fn over(file: &Path) -> Loop {
-        let device = must("losetup", &["-f", "--show", text(file)]);
+    pub fn attach(file: &Path) -> Loop {
+        let device = run_tool("losetup", &["-f", "--show", text(file)]);
         Loop(PathBuf::from(device.trim()))
     }
 }
@@ -113,18 +113,18 @@ pub struct NoFlush {
 
 impl NoFlush {
     /// `None` where the kernel has no such mapping.
-    pub fn over(disk: &Path) -> Option<NoFlush> {
+    pub fn map(disk: &Path) -> Option<NoFlush> {
         tool("modprobe", &["-q", "dm-delay"]);
         if !has_target("delay") {
             println!("skipped: this kernel lacks dm-delay (modprobe dm-delay)");
             return None;
         }
         let disk = text(disk);
-        let sectors = must("blockdev", &["--getsz", disk]);
+        let sectors = run_tool("blockdev", &["--getsz", disk]);
         let sectors: u64 = sectors.trim().parse().unwrap();
         let image = tempfile::tempdir().unwrap();
         let mib = (sectors * SECTOR).div_ceil(MIB);
-        let sink = Loop::over(&sparse_file(&image.path().join("flushes"), mib));
+        let sink = Loop::attach(&sparse_file(&image.path().join("flushes"), mib));
         // Reads, writes, flushes: each to a device, all without delay.
         let sink_path = text(&sink.0);
         let table = format!("0 {sectors} delay {disk} 0 0 {disk} 0 0 {sink_path} 0 0");
@@ -255,7 +255,7 @@ pub fn sparse_file(path: &Path, mib: u64) -> PathBuf {
 
 /// Copies a file, holes as holes.
 pub fn copy(from: &Path, to: &Path) {
-    must("cp", &["--sparse=always", text(from), text(to)]);
+    run_tool("cp", &["--sparse=always", text(from), text(to)]);
 }
 
 /// Sectors of the disk, from the first on, so many.
@@ -286,12 +286,12 @@ impl Faulty {
             return None;
         }
         let image = tempfile::tempdir().unwrap();
-        let below = Loop::over(&sparse_file(&image.path().join("disk"), mib));
+        let below = Loop::attach(&sparse_file(&image.path().join("disk"), mib));
         let sectors = mib * MIB / SECTOR;
         let disk = Mapped::new("faulty", &linear(0, sectors, &below.0));
         let lazy = "lazy_itable_init=0,lazy_journal_init=0";
         let make = ["-q", "-F", "-m", "0", "-J", "size=4", "-E", lazy];
-        must("mkfs.ext4", &[&make[..], &[text(&disk.path)]].concat());
+        run_tool("mkfs.ext4", &[&make[..], &[text(&disk.path)]].concat());
         let at = guest.world.path("disk");
         // Errors in its own structures are not what is tested: it goes on as long as it can.
         let mounted = Mounted::at(&at, &disk.path, "ext4", "errors=continue");
@@ -315,7 +315,7 @@ impl Faulty {
     pub fn of_parts(&self, guest: &Guest, name: &str, parts: &[(u64, u64)]) -> Vec<Range> {
         let file = guest.world.path("cache").join(name);
         // Asked once: under emulation a program takes half a second to start.
-        let told = must("filefrag", &["-v", "-b512", text(&file)]);
+        let told = run_tool("filefrag", &["-v", "-b512", text(&file)]);
         let extents = told.lines().filter_map(|line| {
             // ext: logical_offset: physical_offset: length: expected: flags
             let words = line.split([':', ' ', '.']).filter(|word| !word.is_empty());

@@ -61,7 +61,7 @@ impl World {
     }
 
     /// A world whose files are below `dir`, on a file system that the test chose.
-    pub fn on(dir: &Path) -> World {
+    pub fn in_dir(dir: &Path) -> World {
         World {
             dir: tempfile::tempdir_in(dir).unwrap(),
             ..World::new()

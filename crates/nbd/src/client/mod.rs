@@ -50,7 +50,7 @@ pub struct Client<S> {
 
 /// A request, as its errors name it.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+struct SentRequest {
     command: u16,
     cookie: u64,
     offset: u64,
@@ -148,7 +148,7 @@ impl<S: Read + Write> Client<S> {
         offset: u64,
         length: u32,
         data: &[u8],
-    ) -> Result<Sent, ClientError> {
+    ) -> Result<SentRequest, ClientError> {
         self.cookie += 1;
         let mut header = Vec::with_capacity(28);
         header.extend_from_slice(&wire::REQUEST_MAGIC.to_be_bytes());
@@ -161,7 +161,7 @@ impl<S: Read + Write> Client<S> {
         self.stream.write_all(&header).map_err(&lost)?;
         self.stream.write_all(data).map_err(&lost)?;
         self.stream.flush().map_err(&lost)?;
-        Ok(Sent {
+        Ok(SentRequest {
             command,
             cookie: self.cookie,
             offset,

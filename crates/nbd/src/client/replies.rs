@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::ops::Range;
 
 use super::error::{command_name, error_text};
-use super::{Allocation, Client, ClientError, Sent};
+use super::{Allocation, Client, ClientError, SentRequest};
 use crate::codec::wire;
 
 /// Longest payload of a chunk that is not data.
@@ -23,7 +23,7 @@ enum Header {
 }
 
 impl<S: Read + Write> Client<S> {
-    fn header(&mut self, sent: Sent) -> Result<Header, ClientError> {
+    fn header(&mut self, sent: SentRequest) -> Result<Header, ClientError> {
         let magic = u32::from_be_bytes(self.take_array()?);
         let (cookie, header) = match magic {
             wire::SIMPLE_REPLY_MAGIC => {
@@ -67,7 +67,7 @@ impl<S: Read + Write> Client<S> {
     /// The error that a chunk brings, if it is of that kind.
     fn error_chunk(
         &mut self,
-        sent: Sent,
+        sent: SentRequest,
         kind: u16,
         length: u32,
     ) -> Result<Option<ClientError>, ClientError> {
@@ -87,7 +87,7 @@ impl<S: Read + Write> Client<S> {
     }
 
     /// The reply to a request that brings nothing.
-    pub(super) fn receive_done(&mut self, sent: Sent) -> Result<(), ClientError> {
+    pub(super) fn receive_done(&mut self, sent: SentRequest) -> Result<(), ClientError> {
         let mut outcome = Ok(());
         loop {
             match self.header(sent)? {
@@ -112,7 +112,11 @@ impl<S: Read + Write> Client<S> {
     }
 
     /// The reply to a read. Bytes that no chunk brought are an error, for they would be those that were there before.
-    pub(super) fn receive_data(&mut self, sent: Sent, data: &mut [u8]) -> Result<(), ClientError> {
+    pub(super) fn receive_data(
+        &mut self,
+        sent: SentRequest,
+        data: &mut [u8],
+    ) -> Result<(), ClientError> {
         let mut outcome = Ok(());
         let mut brought = Vec::new();
         loop {
@@ -158,7 +162,7 @@ impl<S: Read + Write> Client<S> {
 
     fn data_chunk(
         &mut self,
-        sent: Sent,
+        sent: SentRequest,
         length: u32,
         data: &mut [u8],
     ) -> Result<Range<usize>, ClientError> {
@@ -176,7 +180,7 @@ impl<S: Read + Write> Client<S> {
 
     fn hole_chunk(
         &mut self,
-        sent: Sent,
+        sent: SentRequest,
         length: u32,
         data: &mut [u8],
     ) -> Result<Range<usize>, ClientError> {
@@ -196,7 +200,7 @@ impl<S: Read + Write> Client<S> {
     /// The reply to a request for block status.
     pub(super) fn receive_allocation(
         &mut self,
-        sent: Sent,
+        sent: SentRequest,
         context: u32,
     ) -> Result<Vec<Allocation>, ClientError> {
         let mut outcome = Ok(());
@@ -255,7 +259,7 @@ fn clip(ranges: &mut Vec<Allocation>, length: u64) {
 }
 
 /// Where in a read's bytes those are that are `bytes` long from byte `at` of the export on.
-fn within(sent: Sent, at: u64, bytes: u32) -> Option<Range<usize>> {
+fn within(sent: SentRequest, at: u64, bytes: u32) -> Option<Range<usize>> {
     let from = at.checked_sub(sent.offset)?;
     let to = from.checked_add(u64::from(bytes))?;
     (to <= u64::from(sent.length)).then_some(from as usize..to as usize)
@@ -272,7 +276,7 @@ fn make_up(mut parts: Vec<Range<usize>>, bytes: usize) -> bool {
     }) && end == bytes
 }
 
-fn failed(sent: Sent, error: u32, said: &str) -> ClientError {
+fn failed(sent: SentRequest, error: u32, said: &str) -> ClientError {
     let why = match said {
         "" => error_text(error),
         said => said.to_owned(),

@@ -51,7 +51,7 @@ pub enum HandedError {
 
 /// Why an export cannot take the place of the one that a client knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum ExportMismatch {
     /// The client may use what is not offered here.
     #[error("the client was told flags {0:#06x}, and {1:#06x} hold here")]
     Flags(u16, u16),
@@ -78,18 +78,21 @@ impl ConnectionState {
     }
 
     /// Whether all that the client was told holds of this export, too. More may hold.
-    pub(crate) fn check_fits(&self, export: &ExportInfo) -> Result<(), Unfit> {
+    pub(crate) fn check_fits(&self, export: &ExportInfo) -> Result<(), ExportMismatch> {
         let (told, here) = (self.flags, export.flags(self.session.headers));
         // Read-only is no promise that may be added: the client would go on to write.
         if told & !here != 0 || (told ^ here) & wire::FLAG_READ_ONLY != 0 {
-            return Err(Unfit::Flags(told, here));
+            return Err(ExportMismatch::Flags(told, here));
         }
         let geometry = &export.geometry;
         if geometry.logical_block > self.logical_block {
-            return Err(Unfit::Block(self.logical_block, geometry.logical_block));
+            return Err(ExportMismatch::Block(
+                self.logical_block,
+                geometry.logical_block,
+            ));
         }
         if geometry.bytes < self.bytes {
-            return Err(Unfit::Shorter(self.bytes, geometry.bytes));
+            return Err(ExportMismatch::Shorter(self.bytes, geometry.bytes));
         }
         Ok(())
     }
@@ -242,20 +245,20 @@ mod tests {
         assert_eq!(small.check_fits(&info(2 << 20, 512, false)), Ok(()));
         assert_eq!(
             small.check_fits(&info(1 << 19, 512, false)),
-            Err(Unfit::Shorter(1 << 20, 1 << 19))
+            Err(ExportMismatch::Shorter(1 << 20, 1 << 19))
         );
         assert_eq!(
             small.check_fits(&info(1 << 20, 4096, false)),
-            Err(Unfit::Block(512, 4096))
+            Err(ExportMismatch::Block(512, 4096))
         );
         let read_only = info(1 << 20, 512, true);
         assert!(matches!(
             small.check_fits(&read_only),
-            Err(Unfit::Flags(..))
+            Err(ExportMismatch::Flags(..))
         ));
         assert!(matches!(
             told(&read_only).check_fits(&info(1 << 20, 512, false)),
-            Err(Unfit::Flags(..))
+            Err(ExportMismatch::Flags(..))
         ));
     }
 }

@@ -83,7 +83,7 @@ fn replies(mut bytes: &[u8]) -> Vec<Reply> {
 }
 
 /// "demo" in such a session.
-fn served(session: Session) -> Progress<String> {
+fn transmission_to_demo(session: Session) -> Progress<String> {
     Progress::Transmission("demo".to_owned(), session)
 }
 
@@ -115,7 +115,7 @@ fn go_tells_all_asked_facts_and_enters_transmission() {
     let data = info_data("demo", &[wire::INFO_NAME, wire::INFO_DESCRIPTION]);
     for step in [1, 7, 4096] {
         let (out, last) = run(BOTH, &option(wire::OPT_GO, &data), step);
-        assert_eq!(last, served(Session::default()));
+        assert_eq!(last, transmission_to_demo(Session::default()));
         let replies = replies(&out);
         let facts: Vec<_> = replies
             .iter()
@@ -168,7 +168,7 @@ fn list_names_every_export_and_refuses_data() {
 fn export_name_answers_with_and_without_the_zeroes() {
     for (flags, length) in [(BOTH, 10), (wire::CLIENT_FIXED_NEWSTYLE, 134), (0, 134)] {
         let (out, last) = run(flags, &option(wire::OPT_EXPORT_NAME, b"demo"), 4096);
-        assert_eq!(last, served(Session::default()));
+        assert_eq!(last, transmission_to_demo(Session::default()));
         assert_eq!(out.len(), length);
         assert_eq!(u64_at(&out, 0), Some(1 << 30));
     }
@@ -186,7 +186,7 @@ fn unknown_options_are_answered_unsupported_and_the_negotiation_goes_on() {
         bytes.extend(option(wire::OPT_GO, &info_data("demo", &[])));
         let (out, last) = run(BOTH, &bytes, 4096);
         assert_eq!(replies(&out)[0].kind, wire::REP_ERR_UNSUP);
-        assert_eq!(last, served(Session::default()));
+        assert_eq!(last, transmission_to_demo(Session::default()));
     }
 }
 
@@ -221,7 +221,7 @@ fn oversized_options_are_skipped_or_end_the_session_without_being_stored() {
     bytes.extend(option(wire::OPT_GO, &info_data("demo", &[])));
     let (out, last) = run(BOTH, &bytes, 1000);
     assert_eq!(replies(&out)[0].kind, wire::REP_ERR_TOO_BIG);
-    assert_eq!(last, served(Session::default()));
+    assert_eq!(last, transmission_to_demo(Session::default()));
 
     let mut header = option(wire::OPT_GO, &[]);
     header[12..].copy_from_slice(&u32::MAX.to_be_bytes());
@@ -278,7 +278,7 @@ fn structured_replies_are_agreed_on_once_and_bring_the_df_flag() {
         headers: Headers::Structured,
         ..Session::default()
     };
-    assert_eq!(last, served(session));
+    assert_eq!(last, transmission_to_demo(session));
     let (options, export) = out.split_at(out.len() - 10);
     let want = [wire::REP_ERR_INVALID, wire::REP_ACK, wire::REP_ERR_INVALID];
     assert_eq!(kinds(options), want);
@@ -297,7 +297,7 @@ fn extended_headers_take_precedence_and_know_go_alone() {
         headers: Headers::Extended,
         ..Session::default()
     };
-    assert_eq!(last, served(session));
+    assert_eq!(last, transmission_to_demo(session));
     let want = [wire::REP_ACK, wire::REP_ACK, wire::REP_ERR_EXT_HEADER_REQD];
     assert_eq!(kinds(&out)[..3], want);
     bytes.extend(option(wire::OPT_EXPORT_NAME, b"demo"));
@@ -362,7 +362,7 @@ fn metadata_contexts_need_structured_replies_and_a_known_export() {
             headers: Headers::Structured,
             ..Session::default()
         };
-        assert_eq!(last, served(session));
+        assert_eq!(last, transmission_to_demo(session));
     }
 }
 
@@ -389,7 +389,7 @@ fn what_was_agreed_on_before_tls_does_not_hold_behind_it() {
     bytes.extend(option(wire::OPT_STARTTLS, b""));
     bytes.extend(option(wire::OPT_EXPORT_NAME, b"demo"));
     let (out, last) = run_with(Tls::Offered, BOTH, &bytes, 4096);
-    assert_eq!(last, served(Session::default()));
+    assert_eq!(last, transmission_to_demo(Session::default()));
     let kinds = kinds(&out[..out.len() - 10]);
     assert_eq!(
         kinds[kinds.len() - 2..],

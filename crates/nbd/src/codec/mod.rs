@@ -16,7 +16,7 @@ mod request;
 pub mod wire;
 
 pub use directory::{Directory, ExportEntry};
-pub use handed::{ConnectionState, HandedError, Unfit};
+pub use handed::{ConnectionState, ExportMismatch, HandedError};
 pub use handshake::{CloseReason, Handshake, Progress, Tls};
 pub use meta::{ContextSet, MetaContext};
 pub use reply::{Headers, Position, ReplyTo, SIMPLE_REPLY_BYTES, Session, simple_reply};

@@ -11,7 +11,7 @@
 //! outstanding as it may; a reply counts until the socket has taken it. Meanwhile the peer's end
 //! is watched for by itself.
 
-mod give;
+mod handover;
 
 use std::fmt;
 use std::io;
@@ -27,7 +27,7 @@ use super::export::{Export, Lookup};
 use super::intake::{Intake, PayloadState};
 use super::outbox::{Outbox, Weight};
 use super::registry::{Membership, Wakers};
-use super::tls::{Broken, ClientIdentity, TlsStream};
+use super::tls::{ClientIdentity, TlsStream, TlsStreamError};
 use super::token;
 use super::transport::{ConnectionCx, EndedRequests, PendingRequest, weight};
 use crate::codec::{
@@ -139,11 +139,11 @@ impl<B: Backend> Connection<B> {
     }
 
     /// The end of every call: whatever became possible is done.
-    fn settle(&mut self, cx: &mut Cx<'_>) {
+    fn finish_call(&mut self, cx: &mut Cx<'_>) {
         if let Some(serving) = &self.serving {
             serving.ended.answer_all(&mut self.outbox);
         }
-        self.give_if_quiet(cx);
+        self.hand_over_if_quiet(cx);
         if self.ending < DrainState::Cut {
             let is_done = self.ending == DrainState::Draining
                 && self.outstanding.requests == 0
@@ -274,7 +274,7 @@ impl<B: Backend> Connection<B> {
             return self.drain();
         };
         let begun = TlsStream::new(&options.config)
-            .map_err(Broken::from)
+            .map_err(TlsStreamError::from)
             .and_then(|mut tls| {
                 let begun = self.intake.begin_tls(&mut tls);
                 self.outbox.set_tls(tls);
@@ -286,7 +286,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// What TLS has to say of it is sent, then the connection is closed.
-    fn on_tls_broken(&mut self, error: &Broken) {
+    fn on_tls_broken(&mut self, error: &TlsStreamError) {
         tracing::debug!(%error, "TLS ended");
         self.drain();
     }
@@ -474,7 +474,7 @@ impl<B: Backend> Connection<B> {
             self.cut_unless(cx, !self.intake.expects_payload());
             self.drain();
         }
-        self.settle(cx);
+        self.finish_call(cx);
     }
 
     fn on_sent(&mut self, cx: &mut Cx<'_>, goes_on: bool) {
@@ -488,7 +488,7 @@ impl<B: Backend> Connection<B> {
 impl<B: Backend> Source for Connection<B> {
     fn on_attached(&mut self, cx: &mut Cx<'_>) {
         self.begin(cx);
-        self.settle(cx);
+        self.finish_call(cx);
     }
 
     fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
@@ -498,7 +498,7 @@ impl<B: Backend> Source for Connection<B> {
                 let mut cx = ConnectionCx { cx, outbox };
                 serving.engine.on_completion(&mut cx, token, completion);
             }
-            return self.settle(cx);
+            return self.finish_call(cx);
         }
         match (token, completion) {
             (token::RECV, Completion::Recv(buf, result)) => self.on_received(cx, buf, result),
@@ -537,11 +537,11 @@ impl<B: Backend> Source for Connection<B> {
                     let outbox = &mut self.outbox;
                     serving.engine.run(&mut ConnectionCx { cx, outbox });
                 }
-                return self.settle(cx);
+                return self.finish_call(cx);
             }
             KEY_ENGINE_READY => self.on_engine_ready(cx),
             KEY_DRAIN => self.drain(),
-            KEY_GIVE => self.begin_giving(cx),
+            KEY_GIVE => self.begin_handover(cx),
             KEY_KEEP => self.keep(),
             KEY_CUT => self.cut(cx),
             _ => {}
@@ -554,14 +554,14 @@ impl<B: Backend> Source for Connection<B> {
             let goes_on = self.outbox.flush(cx, self.socket, token::SEND);
             if !goes_on {
                 self.cut(cx);
-                self.settle(cx);
+                self.finish_call(cx);
             }
         }
     }
 
     fn on_stop(&mut self, cx: &mut Cx<'_>) {
         self.drain();
-        self.settle(cx);
+        self.finish_call(cx);
     }
 }
 

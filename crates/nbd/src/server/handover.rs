@@ -18,7 +18,7 @@ use super::listen::Listen;
 use super::registry::Scope;
 use super::tls::ClientIdentity;
 use super::{DrainReport, Server};
-use crate::codec::Unfit;
+use crate::codec::ExportMismatch;
 
 /// How long connections that cannot go on elsewhere may take to end, while all others wait.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub struct HandedListener {
 
 /// What a server gave away.
 #[derive(Debug, Default)]
-pub struct HandedOver {
+pub struct Handover {
     /// Where it listened.
     pub listeners: Vec<HandedListener>,
     /// The connections that go on.
@@ -55,7 +55,7 @@ pub enum AdoptError {
     NoExport(String),
     /// The export is not what the client knows.
     #[error("adopting a connection to export \"{0}\": {1}")]
-    Unfit(String, Unfit),
+    Unfit(String, ExportMismatch),
     /// The bytes that came ahead have no place.
     #[error("adopting a connection to export \"{0}\": no memory")]
     NoMemory(String),
@@ -67,7 +67,7 @@ pub enum AdoptError {
 /// A hand-over that was called off: all clients are served as before.
 #[derive(Debug, thiserror::Error)]
 #[error("requests of {} NBD connections are not answered yet (of {})", .exports.len(), names(.exports))]
-pub struct Busy {
+pub struct HandoverRefused {
     /// The export of each connection that was not quiet.
     pub exports: Vec<String>,
     /// Listeners and connections that ended because they could not be taken back.
@@ -83,12 +83,12 @@ impl<B: Backend> Server<B> {
     /// Like [`Server::hand_over`], if every connection that can go on elsewhere is quiet within this time;
     /// else nothing has changed, and nobody is cut. Only when that is decided are connections closed that
     /// cannot go on: those in the handshake, and those with TLS. May sleep.
-    pub fn try_hand_over(&self, within: Duration) -> Result<HandedOver, Busy> {
+    pub fn try_hand_over(&self, within: Duration) -> Result<Handover, HandoverRefused> {
         let until = Instant::now() + within;
         let listeners = self.take_listeners(until);
         self.wait_for_arrivals(until);
         let registry = &self.shared.registry;
-        let before = registry.begin_giving(Scope::Movable);
+        let before = registry.begin_handover(Scope::Movable);
         let left = until - Instant::now().min(until);
         if registry.wait_until_gone(Scope::Movable, left) > 0 {
             return Err(self.take_back(listeners));
@@ -98,8 +98,8 @@ impl<B: Backend> Server<B> {
         let cut = registry.wait_until_gone(Scope::All, left.min(CLOSE_WITHIN));
         registry.cut(Scope::All);
         let remaining = registry.wait_until_gone(Scope::All, super::CUT_WITHIN);
-        let connections = registry.take_given();
-        Ok(HandedOver {
+        let connections = registry.take_handed_over();
+        Ok(Handover {
             listeners,
             closed: before.saturating_sub(connections.len()),
             connections,
@@ -107,8 +107,8 @@ impl<B: Backend> Server<B> {
         })
     }
 
-    fn take_back(&self, listeners: Vec<HandedListener>) -> Busy {
-        let (exports, given) = self.shared.registry.call_off_giving();
+    fn take_back(&self, listeners: Vec<HandedListener>) -> HandoverRefused {
+        let (exports, given) = self.shared.registry.cancel_handover();
         let mut lost = 0;
         for connection in given {
             if let Err(error) = self.adopt(connection) {
@@ -122,23 +122,23 @@ impl<B: Backend> Server<B> {
                 lost += 1;
             }
         }
-        Busy { exports, lost }
+        HandoverRefused { exports, lost }
     }
 
     /// Stops accepting and reading, answers what was taken, and gives listeners and connections away.
     /// What is not quiet within this time is cut. The server goes on without clients, and serves
     /// again those that it adopts. May sleep.
-    pub fn hand_over(&self, within: Duration) -> HandedOver {
+    pub fn hand_over(&self, within: Duration) -> Handover {
         let until = Instant::now() + within;
         let listeners = self.take_listeners(until);
         self.wait_for_arrivals(until);
         let registry = &self.shared.registry;
-        let before = registry.begin_giving(Scope::All);
+        let before = registry.begin_handover(Scope::All);
         let cut = registry.wait_until_gone(Scope::All, until - Instant::now().min(until));
         registry.cut(Scope::All);
         let remaining = registry.wait_until_gone(Scope::All, super::CUT_WITHIN);
-        let connections = registry.take_given();
-        HandedOver {
+        let connections = registry.take_handed_over();
+        Handover {
             listeners,
             closed: before.saturating_sub(connections.len()),
             connections,
@@ -201,7 +201,7 @@ impl<B: Backend> Server<B> {
         let Some(intake) = Intake::with_unread(&connection.state.unread) else {
             return Err(AdoptError::NoMemory(name));
         };
-        self.shared.registry.end_giving();
+        self.shared.registry.end_handover();
         let shared = Arc::clone(&self.shared);
         let attached = self
             .shared
@@ -212,7 +212,7 @@ impl<B: Backend> Server<B> {
 
     /// Accepts at a socket that another server, or this one, gave away. May wait for the reactor.
     pub fn adopt_listener(&self, listener: HandedListener) -> Result<(), AdoptError> {
-        self.shared.registry.end_giving();
+        self.shared.registry.end_handover();
         let place = listener.place.to_string();
         self.accept_at(listener.socket, listener.place)
             .map_err(|_| AdoptError::Stopped(format!("the socket at {place}")))

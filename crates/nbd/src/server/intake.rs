@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use reactor::{Buf, BufferPurpose, Cx, FileIndex, Op, OpId};
 
-use super::tls::{Broken, TlsStream};
+use super::tls::{TlsStream, TlsStreamError};
 use super::token;
 use crate::codec::{Decoder, Request};
 
@@ -104,7 +104,7 @@ impl Intake {
     }
 
     /// TLS begins: what was received and not consumed is its first bytes.
-    pub(super) fn begin_tls(&mut self, tls: &mut TlsStream) -> Result<(), Broken> {
+    pub(super) fn begin_tls(&mut self, tls: &mut TlsStream) -> Result<(), TlsStreamError> {
         let mut plain = Vec::new();
         let staged = self.staging.as_deref().unwrap_or_default();
         let rest = staged.get(self.start..self.end).unwrap_or_default();
@@ -115,9 +115,9 @@ impl Intake {
     }
 
     /// The end of TLS is no failure: what came before it counts.
-    fn note_end(&mut self, decrypted: Result<(), Broken>) -> Result<(), Broken> {
+    fn note_end(&mut self, decrypted: Result<(), TlsStreamError>) -> Result<(), TlsStreamError> {
         match decrypted {
-            Err(Broken::Closed) => {
+            Err(TlsStreamError::Closed) => {
                 self.has_ended = true;
                 Ok(())
             }
@@ -191,7 +191,7 @@ impl Intake {
         buf: Buf,
         result: io::Result<usize>,
         tls: Option<&mut TlsStream>,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, TlsStreamError> {
         self.receiving = false;
         self.staging_op = None;
         self.end = result.unwrap_or(0);

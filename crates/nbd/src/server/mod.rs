@@ -32,7 +32,7 @@ use reactor::Handle;
 
 pub use export::{Export, Exports};
 pub use handed::HandedConnection;
-pub use handover::{AdoptError, Busy, HandedListener, HandedOver};
+pub use handover::{AdoptError, HandedListener, Handover, HandoverRefused};
 pub use listen::{Listen, ListenError, check_place};
 pub use serve::{BackendFile, latency};
 pub use tls::{ClientIdentity, TlsConfig, TlsError, TlsOptions};

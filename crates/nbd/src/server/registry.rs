@@ -35,9 +35,9 @@ pub(super) struct Wakers {
 #[derive(Debug, Default)]
 struct State {
     /// All connections are being given away, and no further one is taken.
-    is_giving: bool,
+    is_handing_over: bool,
     /// Those that have left so, with nobody to serve them.
-    given: Vec<HandedConnection>,
+    handed_over: Vec<HandedConnection>,
     next: u64,
     members: BTreeMap<u64, Member>,
 }
@@ -87,7 +87,7 @@ impl Registry {
             },
         );
         Membership {
-            is_late: state.is_giving,
+            is_late: state.is_handing_over,
             registry: Arc::clone(self),
             id,
         }
@@ -141,9 +141,9 @@ impl Registry {
     }
 
     /// Asks these connections to leave for another server, and refuses further ones; how many there were in all.
-    pub(super) fn begin_giving(&self, scope: Scope<'_>) -> usize {
+    pub(super) fn begin_handover(&self, scope: Scope<'_>) -> usize {
         let mut state = self.lock();
-        state.is_giving = true;
+        state.is_handing_over = true;
         let before = state.members.len();
         drop(state);
         self.wake(scope, |member| &member.wakers.give);
@@ -151,11 +151,11 @@ impl Registry {
     }
 
     /// Asks those that have not left to stay; the exports of movable ones, and those that have left.
-    pub(super) fn call_off_giving(&self) -> (Vec<String>, Vec<HandedConnection>) {
+    pub(super) fn cancel_handover(&self) -> (Vec<String>, Vec<HandedConnection>) {
         let mut state = self.lock();
         // From here on none leaves: see `give`.
-        state.is_giving = false;
-        let given = std::mem::take(&mut state.given);
+        state.is_handing_over = false;
+        let given = std::mem::take(&mut state.handed_over);
         let members = state.members.values();
         let busy = members.filter(|member| member.is_movable);
         let busy = busy.filter_map(|member| member.export.clone()).collect();
@@ -165,24 +165,24 @@ impl Registry {
     }
 
     /// Connections are taken again.
-    pub(super) fn end_giving(&self) {
-        self.lock().is_giving = false;
+    pub(super) fn end_handover(&self) {
+        self.lock().is_handing_over = false;
     }
 
     /// A connection leaves, and waits to be taken along. If giving was called off meanwhile, it gets
     /// itself back.
-    pub(super) fn give(&self, connection: HandedConnection) -> Result<(), HandedConnection> {
+    pub(super) fn hand_over(&self, connection: HandedConnection) -> Result<(), HandedConnection> {
         let mut state = self.lock();
-        if !state.is_giving {
+        if !state.is_handing_over {
             return Err(connection);
         }
-        state.given.push(connection);
+        state.handed_over.push(connection);
         Ok(())
     }
 
     /// Those that have left so.
-    pub(super) fn take_given(&self) -> Vec<HandedConnection> {
-        std::mem::take(&mut self.lock().given)
+    pub(super) fn take_handed_over(&self) -> Vec<HandedConnection> {
+        std::mem::take(&mut self.lock().handed_over)
     }
 
     /// Waits until none is left; how many are when the time is over.
@@ -222,7 +222,7 @@ impl Membership {
     /// The export was chosen. While others are given away this one is too late for that.
     pub(super) fn set_export(&self, export: &str, has_tls: bool) {
         let mut state = self.registry.lock();
-        let is_movable = !has_tls && !state.is_giving;
+        let is_movable = !has_tls && !state.is_handing_over;
         if let Some(member) = state.members.get_mut(&self.id) {
             member.export = Some(export.to_owned());
             member.is_movable = is_movable;

@@ -108,7 +108,7 @@ pub struct ClientIdentity {
 
 /// The stream cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
+pub(super) enum TlsStreamError {
     #[error("the client ended TLS")]
     Closed,
     #[error(transparent)]
@@ -135,12 +135,16 @@ impl TlsStream {
     }
 
     /// Takes what was received, and appends what it says to `plain`.
-    pub(super) fn decrypt(&mut self, mut cipher: &[u8], plain: &mut Vec<u8>) -> Result<(), Broken> {
+    pub(super) fn decrypt(
+        &mut self,
+        mut cipher: &[u8],
+        plain: &mut Vec<u8>,
+    ) -> Result<(), TlsStreamError> {
         while !cipher.is_empty() {
             self.tls.read_tls(&mut cipher)?;
             self.tls.process_new_packets()?;
             match self.tls.reader().read_to_end(plain) {
-                Ok(_) => return Err(Broken::Closed),
+                Ok(_) => return Err(TlsStreamError::Closed),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
@@ -154,7 +158,7 @@ impl TlsStream {
     }
 
     /// Encrypts the first of these parts, as many as one send takes, and removes them.
-    pub(super) fn encrypt(&mut self, parts: &mut Vec<SendPart>) -> Result<Vec<u8>, Broken> {
+    pub(super) fn encrypt(&mut self, parts: &mut Vec<SendPart>) -> Result<Vec<u8>, TlsStreamError> {
         let (mut taken, mut whole) = (0, 0);
         for part in parts.iter_mut() {
             let left = ENCRYPTED_AT_ONCE_MAX - taken;
@@ -175,7 +179,7 @@ impl TlsStream {
     }
 
     /// Encrypts the first bytes of a part that is too large for one send.
-    fn encrypt_front(&mut self, part: &mut SendPart, bytes: usize) -> Result<(), Broken> {
+    fn encrypt_front(&mut self, part: &mut SendPart, bytes: usize) -> Result<(), TlsStreamError> {
         self.tls.writer().write_all(&bytes_of(part)[..bytes])?;
         match part {
             SendPart::Bytes(all) => drop(all.drain(..bytes)),

@@ -144,7 +144,10 @@ impl World {
             .collect();
         let (bytes, block, faults) = (setup.bytes, setup.logical_block, setup.faults);
         let (disk, file) = match setup.file {
-            Some(file) => (MemoryDisk::over(bytes, block, faults), Arc::new(file)),
+            Some(file) => (
+                MemoryDisk::with_file_of_caller(bytes, block, faults),
+                Arc::new(file),
+            ),
             None => MemoryDisk::new(bytes, block, faults),
         };
         let export = Arc::new(Export {

@@ -77,7 +77,7 @@ impl Uring {
                              more per request; Linux 6.1 or later has it"
                         );
                     }
-                    return Uring::over(ring, wake);
+                    return Uring::from_ring(ring, wake);
                 }
                 Err(error) => refused = error,
             }
@@ -89,7 +89,7 @@ impl Uring {
         Err(StartError::new(step, refused))
     }
 
-    fn over(ring: IoUring, wake: Arc<OwnedFd>) -> Result<Uring, StartError> {
+    fn from_ring(ring: IoUring, wake: Arc<OwnedFd>) -> Result<Uring, StartError> {
         // The wait's time-out argument and results that are never lost are needed (Linux 5.11).
         let params = ring.params();
         if !params.is_feature_ext_arg() || !params.is_feature_nodrop() {

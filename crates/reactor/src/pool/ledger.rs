@@ -116,7 +116,7 @@ impl Region {
         };
         let (kind, holder) = (loan.kind, loan.holder);
         if let Some(pool) = loan.pool.upgrade() {
-            settle(&pool, region, kind, holder);
+            return_region(&pool, region, kind, holder);
         } else {
             free(region);
         }
@@ -134,12 +134,12 @@ impl Drop for Region {
             && let Some(pool) = loan.pool.upgrade()
         {
             let region = Arc::new(Region::new(memory));
-            settle(&pool, region, loan.kind, loan.holder);
+            return_region(&pool, region, loan.kind, loan.holder);
         }
     }
 }
 
-fn settle(pool: &Mutex<Ledger>, region: Arc<Region>, kind: LoanKind, holder: u64) {
+fn return_region(pool: &Mutex<Ledger>, region: Arc<Region>, kind: LoanKind, holder: u64) {
     let mut ledger = lock(pool);
     let surplus = ledger.take_back(region, kind, holder);
     let watch = ledger.watch.take();

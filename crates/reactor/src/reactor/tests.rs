@@ -26,7 +26,12 @@ fn never_ends(cx: &mut Cx<'_>, socket: UnixStream) {
 }
 
 impl ArmedSource {
-    fn on(cx: &mut Cx<'_>, socket: UnixStream, dropped: Sender<()>, stays: bool) -> ArmedSource {
+    fn armed_on(
+        cx: &mut Cx<'_>,
+        socket: UnixStream,
+        dropped: Sender<()>,
+        stays: bool,
+    ) -> ArmedSource {
         never_ends(cx, socket);
         ArmedSource { dropped, stays }
     }
@@ -69,7 +74,7 @@ fn a_stop_closes_the_ring_under_armed_commands_at_once_and_nothing_is_left_open(
         let (to, dropped) = channel();
         reactor
             .handle()
-            .attach(move |cx| ArmedSource::on(cx, theirs, to, stays))
+            .attach(move |cx| ArmedSource::armed_on(cx, theirs, to, stays))
             .unwrap();
         let began = Instant::now();
         let within = if stays {
@@ -105,7 +110,7 @@ fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
     handle
         .attach(move |cx| {
             cx.detach();
-            ArmedSource::on(cx, theirs, to, false)
+            ArmedSource::armed_on(cx, theirs, to, false)
         })
         .unwrap();
     // Each message is taken in a turn after the departures of the one before.
@@ -206,7 +211,7 @@ fn endless(stays: bool) -> Option<ArmedReactor> {
     let (to, dropped) = channel();
     let attached = reactor
         .handle()
-        .attach(move |cx| ArmedSource::on(cx, theirs, to, stays));
+        .attach(move |cx| ArmedSource::armed_on(cx, theirs, to, stays));
     attached.unwrap();
     Some(ArmedReactor {
         reactor,

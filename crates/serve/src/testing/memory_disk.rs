@@ -214,11 +214,14 @@ impl MemoryDisk {
     pub fn new(bytes: u64, logical_block: u32, faults: Faults) -> (Arc<Self>, Arc<OwnedFd>) {
         // Sparse: only what is written costs memory.
         let file = reactor::memfd(c"disk", bytes * 8 + (64 << 20)).expect("a memory file");
-        (Self::over(bytes, logical_block, faults), Arc::new(file))
+        (
+            Self::with_file_of_caller(bytes, logical_block, faults),
+            Arc::new(file),
+        )
     }
 
     /// A disk of `bytes` whose plans name places in a file of the caller's.
-    pub fn over(bytes: u64, logical_block: u32, faults: Faults) -> Arc<Self> {
+    pub fn with_file_of_caller(bytes: u64, logical_block: u32, faults: Faults) -> Arc<Self> {
         let sectors = bytes / SECTOR_BYTES;
         let state = State {
             map: vec![(0, 0); sectors as usize],

@@ -152,7 +152,7 @@ impl StressRun<'_> {
     /// QUIESCE_DEV asks the server to exit: it answers what it has, fetches nothing new, and
     /// detaches by itself.
     pub(super) fn hand_over(&mut self) -> Result<(), String> {
-        self.must("QUIESCE_DEV", sys::QUIESCE_DEVICE, 0, &mut [])?;
+        self.control_ok("QUIESCE_DEV", sys::QUIESCE_DEVICE, 0, &mut [])?;
         self.turn_until_idle()?;
         // A queue whose tags the server owned all sees no abort.
         if let Some(server) = &mut self.server {

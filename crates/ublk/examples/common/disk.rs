@@ -75,7 +75,7 @@ impl StripedDisk {
         };
         let open = |files: &[PathBuf]| {
             let disk = FileDisk::open(files, layout.stripe_bytes, layout.direct)?;
-            Ok(StripedDisk::on(disk))
+            Ok(StripedDisk::with_disk(disk))
         };
         groups.into_iter().map(open).collect()
     }
@@ -83,11 +83,11 @@ impl StripedDisk {
     /// A disk in memory.
     pub fn memory(bytes: u64) -> io::Result<StripedDisk> {
         let file = reactor::memfd(c"disk", bytes)?;
-        let disk = FileDisk::over(vec![Arc::new(file)], bytes, None, DioAlign::NONE)?;
-        Ok(StripedDisk::on(disk))
+        let disk = FileDisk::on_files(vec![Arc::new(file)], bytes, None, DioAlign::NONE)?;
+        Ok(StripedDisk::with_disk(disk))
     }
 
-    fn on(disk: Arc<FileDisk>) -> StripedDisk {
+    fn with_disk(disk: Arc<FileDisk>) -> StripedDisk {
         StripedDisk {
             disk,
             device: Device::new("disk", DeviceOptions::default()),
@@ -115,7 +115,7 @@ impl DiskService for StripedDisk {
     }
 
     fn handler(&self, _queue: u16, depth: u16) -> BackendHandler<FileDisk> {
-        let files = self.disk.served();
+        let files = self.disk.backend_files();
         BackendHandler::new(Arc::clone(&self.disk), &self.device, files, depth)
     }
 }
@@ -156,11 +156,11 @@ impl FileDisk {
             }
             files.push(Arc::new(OwnedFd::from(file)));
         }
-        FileDisk::over(files, smallest, stripe, align)
+        FileDisk::on_files(files, smallest, stripe, align)
     }
 
     /// A disk on files of which each has `each` bytes or more.
-    fn over(
+    fn on_files(
         files: Vec<Arc<OwnedFd>>,
         each: u64,
         stripe: Option<u64>,
@@ -186,7 +186,7 @@ impl FileDisk {
     }
 
     /// The files as plans name them.
-    fn served(&self) -> Vec<BackendFile> {
+    fn backend_files(&self) -> Vec<BackendFile> {
         let served = self.files.iter().enumerate().map(|(at, fd)| BackendFile {
             id: FileId(at as u16),
             fd: Arc::clone(fd),

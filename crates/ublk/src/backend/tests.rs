@@ -141,7 +141,7 @@ fn hole(at: u32, len: u32) -> Piece {
 }
 
 /// A queue over `disk`, whose file wants blocks of 4096 bytes.
-fn over(
+fn rig_with(
     flags: u64,
     disk: ScriptedBackend,
 ) -> (Rig<BackendHandler<ScriptedBackend>>, Arc<ScriptedBackend>) {
@@ -169,7 +169,7 @@ fn with_pieces(pieces: &[Piece]) -> ScriptedBackend {
 }
 
 /// The engine's operations, in words.
-fn noted(rig: &Rig<BackendHandler<ScriptedBackend>>) -> Vec<String> {
+fn describe_ops(rig: &Rig<BackendHandler<ScriptedBackend>>) -> Vec<String> {
     let words = |op: &Op| match op {
         Op::ReadFixed { slot, at, len, .. } => Some(format!("slot {slot} +{at}: read {len}")),
         Op::WriteFixed { slot, at, len, .. } => Some(format!("slot {slot} +{at}: write {len}")),
@@ -184,7 +184,7 @@ fn noted(rig: &Rig<BackendHandler<ScriptedBackend>>) -> Vec<String> {
         .collect()
 }
 
-fn well(op: Op) -> Completion {
+fn succeed(op: Op) -> Completion {
     match op {
         Op::Read { buf, .. } => Completion::Read(buf, Ok(())),
         Op::Write { buf, .. } => Completion::Write(buf, Ok(())),
@@ -196,7 +196,7 @@ fn errno(errno: i32) -> std::io::Error {
     std::io::Error::from_raw_os_error(errno)
 }
 
-fn badly(error: std::io::Error) -> impl FnOnce(Op) -> Completion {
+fn fail_with(error: std::io::Error) -> impl FnOnce(Op) -> Completion {
     move |op| match op {
         Op::Read { buf, .. } => Completion::Read(buf, Err(error)),
         Op::Write { buf, .. } => Completion::Write(buf, Err(error)),
@@ -207,10 +207,10 @@ fn badly(error: std::io::Error) -> impl FnOnce(Op) -> Completion {
 #[test]
 fn what_fits_moves_between_slot_and_file_and_holes_are_read_as_zeroes() {
     let pieces = [at(0, 4096, 8192), hole(4096, 512), hole(4608, 3584)];
-    let (mut rig, _) = over(ZERO_COPY, with_pieces(&pieces));
+    let (mut rig, _) = rig_with(ZERO_COPY, with_pieces(&pieces));
     rig.come(2, READ, 16);
     assert_eq!(
-        noted(&rig),
+        describe_ops(&rig),
         [
             "slot 2 +0: read 4096",
             "slot 2 +4096: read 512",
@@ -218,7 +218,7 @@ fn what_fits_moves_between_slot_and_file_and_holes_are_read_as_zeroes() {
         ]
     );
     for piece in [1, 0, 2] {
-        rig.end_own(token::piece(0, piece), well);
+        rig.end_own(token::piece(0, piece), succeed);
     }
     assert_eq!(rig.committed(2), 8192);
 }
@@ -226,41 +226,41 @@ fn what_fits_moves_between_slot_and_file_and_holes_are_read_as_zeroes() {
 #[test]
 fn the_first_error_of_several_pieces_fails_the_request_once_all_have_ended() {
     let pieces = [at(0, 4096, 0), at(4096, 4096, 0)];
-    let (mut rig, _) = over(ZERO_COPY, with_pieces(&pieces));
+    let (mut rig, _) = rig_with(ZERO_COPY, with_pieces(&pieces));
     rig.come(0, WRITE, 16);
-    rig.end_own(token::piece(0, 0), badly(errno(libc::ENOSPC)));
+    rig.end_own(token::piece(0, 0), fail_with(errno(libc::ENOSPC)));
     assert_eq!(
-        noted(&rig).len(),
+        describe_ops(&rig).len(),
         1,
         "nothing is answered under a write in flight"
     );
-    rig.end_own(token::piece(0, 1), well);
+    rig.end_own(token::piece(0, 1), succeed);
     assert_eq!(rig.committed(0), -libc::EIO);
 }
 
 #[test]
 fn what_the_file_forbids_is_copied_through_the_window() {
-    let (mut rig, _) = over(ZERO_COPY, with_pieces(&[at(0, 512, 4096)]));
+    let (mut rig, _) = rig_with(ZERO_COPY, with_pieces(&[at(0, 512, 4096)]));
     rig.come(1, WRITE, 1);
     let window = sys::data_offset(0, 1, 0);
-    assert_eq!(noted(&rig), [format!("read 512 at {window:#x}")]);
-    rig.end_own(token::copy(0), well);
+    assert_eq!(describe_ops(&rig), [format!("read 512 at {window:#x}")]);
+    rig.end_own(token::copy(0), succeed);
     // Padded up to what the file's direct I/O asks for.
-    assert_eq!(noted(&rig), ["write 4096 at 0x1000"]);
-    rig.end_own(token::piece(0, 0), well);
+    assert_eq!(describe_ops(&rig), ["write 4096 at 0x1000"]);
+    rig.end_own(token::piece(0, 0), succeed);
     assert_eq!(rig.committed(1), 512);
 }
 
 #[test]
 fn a_slot_that_a_file_refuses_all_the_same_is_copied() {
-    let (mut rig, _) = over(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
+    let (mut rig, _) = rig_with(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
     rig.come(0, READ, 8);
-    rig.end_own(token::piece(0, 0), badly(errno(libc::EINVAL)));
-    assert_eq!(noted(&rig), ["read 4096 at 0x0"]);
-    rig.end_own(token::piece(0, 0), well);
+    rig.end_own(token::piece(0, 0), fail_with(errno(libc::EINVAL)));
+    assert_eq!(describe_ops(&rig), ["read 4096 at 0x0"]);
+    rig.end_own(token::piece(0, 0), succeed);
     let window = sys::data_offset(0, 0, 0);
-    assert_eq!(noted(&rig), [format!("write 4096 at {window:#x}")]);
-    rig.end_own(token::copy(0), well);
+    assert_eq!(describe_ops(&rig), [format!("write 4096 at {window:#x}")]);
+    rig.end_own(token::copy(0), succeed);
     assert_eq!(rig.committed(0), 4096);
 }
 
@@ -268,10 +268,10 @@ fn a_slot_that_a_file_refuses_all_the_same_is_copied() {
 fn a_taken_slot_and_a_device_of_user_copy_go_through_the_window() {
     let taken = READ | sys::IO_NEED_REGISTER_BUFFER;
     for (flags, op) in [(ZERO_COPY, taken), (sys::F_USER_COPY, READ)] {
-        let (mut rig, _) = over(flags, with_pieces(&[at(0, 4096, 0)]));
+        let (mut rig, _) = rig_with(flags, with_pieces(&[at(0, 4096, 0)]));
         rig.come(0, op, 8);
-        rig.end_own(token::piece(0, 0), well);
-        rig.end_own(token::copy(0), well);
+        rig.end_own(token::piece(0, 0), succeed);
+        rig.end_own(token::copy(0), succeed);
         assert_eq!(rig.committed(0), 4096);
     }
 }
@@ -285,13 +285,13 @@ fn a_failed_copy_from_or_to_the_window_is_reported_with_its_place_and_errno() {
         (READ, Direction::Write, Some(libc::EACCES)),
         (WRITE, Direction::Read, None),
     ] {
-        let (mut rig, disk) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+        let (mut rig, disk) = rig_with(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
         rig.come(1, op, 8);
         if op == READ {
-            rig.end_own(token::piece(0, 0), well);
+            rig.end_own(token::piece(0, 0), succeed);
         }
         let error = errno.map_or_else(short, self::errno);
-        rig.end_own(token::copy(0), badly(error));
+        rig.end_own(token::copy(0), fail_with(error));
         assert_eq!(rig.committed(1), -libc::EIO);
         let errno = errno.unwrap_or(libc::EIO);
         let failed = MoveError::of_window(direction, window, 4096, errno);
@@ -302,7 +302,7 @@ fn a_failed_copy_from_or_to_the_window_is_reported_with_its_place_and_errno() {
 
 #[test]
 fn a_plan_that_the_request_did_not_ask_for_is_reported() {
-    let (mut rig, disk) = over(sys::F_USER_COPY, ScriptedBackend::default());
+    let (mut rig, disk) = rig_with(sys::F_USER_COPY, ScriptedBackend::default());
     disk.turned.store(true, Ordering::Relaxed);
     rig.come(0, READ, 8);
     assert_eq!(rig.committed(0), -libc::EIO);
@@ -312,26 +312,33 @@ fn a_plan_that_the_request_did_not_ask_for_is_reported() {
 
 #[test]
 fn a_write_that_could_not_be_moved_is_moved_to_its_new_place() {
-    let (mut rig, disk) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+    let (mut rig, disk) = rig_with(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
     *disk.failed.lock().unwrap() = 1;
     rig.come(0, WRITE, 8);
-    rig.end_own(token::copy(0), well);
-    rig.end_own(token::piece(0, 0), badly(errno(libc::EIO)));
-    assert_eq!(noted(&rig), ["write 4096 at 0x0"], "without another copy");
-    rig.end_own(token::piece(0, 0), well);
+    rig.end_own(token::copy(0), succeed);
+    rig.end_own(token::piece(0, 0), fail_with(errno(libc::EIO)));
+    assert_eq!(
+        describe_ops(&rig),
+        ["write 4096 at 0x0"],
+        "without another copy"
+    );
+    rig.end_own(token::piece(0, 0), succeed);
     assert_eq!(rig.committed(0), 4096);
 }
 
 #[test]
 fn a_parked_request_holds_no_memory_and_goes_on_when_woken() {
-    let (mut rig, disk) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+    let (mut rig, disk) = rig_with(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
     *disk.parks.lock().unwrap() = 1;
     rig.come(0, WRITE, 8);
-    assert!(noted(&rig).is_empty(), "no buffer before there is a plan");
+    assert!(
+        describe_ops(&rig).is_empty(),
+        "no buffer before there is a plan"
+    );
     wake_parked(&disk);
     rig.with(|source, port| source.on_wake(port, KEY_RUN));
-    rig.end_own(token::copy(0), well);
-    rig.end_own(token::piece(0, 0), well);
+    rig.end_own(token::copy(0), succeed);
+    rig.end_own(token::piece(0, 0), succeed);
     assert_eq!(rig.committed(0), 4096);
 }
 
@@ -344,7 +351,7 @@ fn wake_parked(disk: &ScriptedBackend) {
 #[test]
 fn a_panic_over_a_parked_request_costs_that_request_alone() {
     for panics in 1..=2 {
-        let (mut rig, disk) = over(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
+        let (mut rig, disk) = rig_with(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
         *disk.parks.lock().unwrap() = 3;
         for tag in 0..3 {
             rig.come(tag, WRITE, 8);
@@ -354,13 +361,13 @@ fn a_panic_over_a_parked_request_costs_that_request_alone() {
         rig.with(|source, port| source.on_wake(port, KEY_RUN));
         rig.returned();
         // Those behind it in the same pass went on: nobody wakes them again.
-        assert_eq!(noted(&rig).len(), 3 - panics as usize);
+        assert_eq!(describe_ops(&rig).len(), 3 - panics as usize);
         for tag in 0..panics as u16 {
             assert_eq!(rig.committed(tag), -libc::EIO, "{panics} {tag}");
         }
         // And the queue takes requests as before.
         rig.come(3, WRITE, 8);
-        assert_eq!(noted(&rig).len(), 4 - panics as usize);
+        assert_eq!(describe_ops(&rig).len(), 4 - panics as usize);
         let stats = rig.stats();
         assert_eq!((stats.panics, stats.abandoned), (panics.into(), 0));
     }
@@ -368,20 +375,20 @@ fn a_panic_over_a_parked_request_costs_that_request_alone() {
 
 #[test]
 fn a_dry_pool_is_waited_for() {
-    let (mut rig, _) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+    let (mut rig, _) = rig_with(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
     rig.port.dry = true;
     rig.come(0, READ, 8);
     let (token, len) = rig.port.wanted.remove(0);
     let buf = Completion::Buffer(Buf::allocate(len).unwrap());
     rig.with(|source, port| source.on_completion(port, token, buf));
-    rig.end_own(token::piece(0, 0), well);
-    rig.end_own(token::copy(0), well);
+    rig.end_own(token::piece(0, 0), succeed);
+    rig.end_own(token::copy(0), succeed);
     assert_eq!(rig.committed(0), 4096);
 }
 
 #[test]
 fn a_flush_waits_until_it_is_durable() {
-    let (mut rig, _) = over(ZERO_COPY, ScriptedBackend::default());
+    let (mut rig, _) = rig_with(ZERO_COPY, ScriptedBackend::default());
     rig.come(0, FLUSH, 0);
     assert!(
         rig.port.armed.iter().all(|&(number, _)| number != 0),
@@ -396,7 +403,7 @@ fn a_flush_waits_until_it_is_durable() {
 #[test]
 fn a_plan_that_does_not_cover_its_request_is_an_error() {
     for flags in [ZERO_COPY, sys::F_NEED_GET_DATA, 0] {
-        let (mut rig, _) = over(flags, with_pieces(&[at(0, 4096, 0)]));
+        let (mut rig, _) = rig_with(flags, with_pieces(&[at(0, 4096, 0)]));
         rig.come(0, READ, 16);
         assert_eq!(rig.committed(0), -libc::EIO);
     }
@@ -404,7 +411,7 @@ fn a_plan_that_does_not_cover_its_request_is_an_error() {
 
 #[test]
 fn what_is_parked_when_the_server_leaves_stays_with_the_driver() {
-    let (mut rig, disk) = over(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
+    let (mut rig, disk) = rig_with(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
     *disk.parks.lock().unwrap() = 1;
     rig.come(0, WRITE, 8);
     rig.with(|source, port| source.on_stop(port));

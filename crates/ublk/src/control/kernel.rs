@@ -320,7 +320,7 @@ mod tests {
     struct RunningWorker(Arc<Shared>, Option<JoinHandle<()>>);
 
     impl RunningWorker {
-        fn on(ring: ControlRing) -> RunningWorker {
+        fn start(ring: ControlRing) -> RunningWorker {
             let shared = Arc::new(Shared {
                 inbox: Mutex::default(),
                 wake: rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_ring_on_which_a_command_got_stuck_is_replaced_for_those_that_follow() {
-        let working = RunningWorker::on(ControlRing::dead().unwrap());
+        let working = RunningWorker::start(ControlRing::dead().unwrap());
         let stuck = working.command(1, Duration::from_millis(1));
         assert_eq!(stuck, Err(Failure::Stuck));
         for ticket in 2..5 {

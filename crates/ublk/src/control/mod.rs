@@ -50,11 +50,11 @@ impl ControlDevice {
     /// sets.
     pub fn open() -> Result<ControlDevice, Error> {
         let mask = mask_of(std::env::var(MASK_VARIABLE).ok().as_deref())?;
-        ControlDevice::over(Arc::new(KernelPort::open()?), mask)
+        ControlDevice::with_port(Arc::new(KernelPort::open()?), mask)
     }
 
     /// The driver behind `port`, with features through `mask`.
-    pub fn over(port: Arc<dyn ControlPort>, mask: u64) -> Result<ControlDevice, Error> {
+    pub fn with_port(port: Arc<dyn ControlPort>, mask: u64) -> Result<ControlDevice, Error> {
         let mut control = ControlDevice {
             port,
             offer: Offer::new(Features::NONE, mask),

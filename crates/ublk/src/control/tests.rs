@@ -94,7 +94,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn control(answers: Vec<Result<Vec<u8>, Failure>>) -> (ControlDevice, Arc<ScriptPort>) {
     let port = ScriptPort::with(0xf_ffff, answers);
-    let control = ControlDevice::over(port.clone(), u64::MAX).unwrap();
+    let control = ControlDevice::with_port(port.clone(), u64::MAX).unwrap();
     (control, port)
 }
 
@@ -181,7 +181,7 @@ fn what_was_cancelled_before_it_began_ends_at_once() {
 #[test]
 fn a_command_that_the_kernel_lacks_is_refused_with_the_kernel_that_has_it() {
     let port = ScriptPort::with(0x1fe, vec![]);
-    let control = ControlDevice::over(port.clone(), u64::MAX).unwrap();
+    let control = ControlDevice::with_port(port.clone(), u64::MAX).unwrap();
     for (error, since) in [
         (control.update_size(4, 8).unwrap_err(), "6.16"),
         (control.quiesce(4, SECOND).unwrap_err(), "6.16"),
@@ -198,7 +198,7 @@ fn a_driver_without_features_is_too_old() {
     let port = ScriptPort::default();
     let answers = [Err(Failure::Errno(libc::ENODEV))];
     port.script.answers.lock().unwrap().extend(answers);
-    let error = ControlDevice::over(Arc::new(port), u64::MAX).unwrap_err();
+    let error = ControlDevice::with_port(Arc::new(port), u64::MAX).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.remedy().contains("6.5"), "{error}");
 }

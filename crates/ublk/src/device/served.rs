@@ -99,7 +99,7 @@ impl ServedDevice {
             let source = QueueSource::new(parts, handler);
             let (monitor, handle) = (Arc::clone(&served.monitor), reactor.clone());
             let make_source = move |cx: &mut Cx<'_>| {
-                monitor.set_location(index, handle, cx.me());
+                monitor.set_location(index, handle, cx.source_id());
                 source
             };
             stopped |= reactor.attach(make_source).is_err();

@@ -149,7 +149,7 @@ fn wait(
             .collect(),
         ..Devices::default()
     };
-    let control = ControlDevice::over(Arc::new(devices), u64::MAX).unwrap();
+    let control = ControlDevice::with_port(Arc::new(devices), u64::MAX).unwrap();
     let begun = Instant::now();
     (confirm_exit(&control, &ids, limits), begun.elapsed())
 }
@@ -228,7 +228,7 @@ fn quiesce_all(quiesces: Vec<Quiesce>, within: Duration) -> (Vec<(u32, Error)>, 
         quiesces,
         ..Devices::default()
     };
-    let control = ControlDevice::over(Arc::new(devices), u64::MAX).unwrap();
+    let control = ControlDevice::with_port(Arc::new(devices), u64::MAX).unwrap();
     let begun = Instant::now();
     (quiesce_devices(&control, &ids, within), begun.elapsed())
 }

@@ -76,7 +76,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    pub fn on(self, kernel: Kernel) -> i32 {
+    pub fn for_kernel(self, kernel: Kernel) -> i32 {
         if kernel == Kernel::V6_12 {
             self.old
         } else {

@@ -19,7 +19,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use nbd::server::HandedOver;
+use nbd::server::Handover;
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 
@@ -98,7 +98,7 @@ pub(super) struct Outgoing {
     pub(super) number: u64,
     pub(super) timeout_ms: u64,
     pub(super) program: CheckedProgram,
-    pub(super) nbd: HandedOver,
+    pub(super) nbd: Handover,
 }
 
 impl Outgoing {

@@ -113,7 +113,7 @@ impl Run<'_> {
     pub(super) fn expect_control_result(&mut self, call: usize, expected: Expected) -> StepResult {
         let kernel = self.world.kernel();
         let done = self.wait_until(|run| run.world.control_result(call, Wait::No))?;
-        expect("the control command", done.0, expected.on(kernel))
+        expect("the control command", done.0, expected.for_kernel(kernel))
     }
 
     pub(super) fn expect_control_pending(&mut self, call: Option<usize>) -> StepResult {

@@ -136,7 +136,11 @@ impl Run<'_> {
             Step::Open(expected) => {
                 let (queues, depth) = (self.info.queues, self.info.depth);
                 let result = self.world.open(self.info.device, queues, depth);
-                expect("open", result.err().unwrap_or(0), expected.on(kernel))
+                expect(
+                    "open",
+                    result.err().unwrap_or(0),
+                    expected.for_kernel(kernel),
+                )
             }
             Step::Close => {
                 self.world.close();
@@ -205,17 +209,17 @@ impl Run<'_> {
             Step::Add(flags, queues, depth, expected) => {
                 let flags = self.mode.flags() | flags | sys::F_NO_PART_SCAN;
                 let result = self.add(u32::MAX, u32::MAX, flags, queues, depth);
-                expect("ADD_DEV", result, expected.on(kernel))
+                expect("ADD_DEV", result, expected.for_kernel(kernel))
             }
             Step::AddAgain(expected) => {
                 let (info, added) = (self.info, self.added);
                 let result = self.add(info.device, info.device, 0, 1, 2);
                 (self.info, self.added) = (info, added);
-                expect("ADD_DEV", result, expected.on(kernel))
+                expect("ADD_DEV", result, expected.for_kernel(kernel))
             }
             Step::AddMismatched(expected) => {
                 let result = self.add(7, 8, 0, 1, 2);
-                expect("ADD_DEV", result, expected.on(kernel))
+                expect("ADD_DEV", result, expected.for_kernel(kernel))
             }
             Step::Granted(wanted, unwanted) => {
                 let flags = self.info.flags;
@@ -227,11 +231,11 @@ impl Run<'_> {
             Step::Params(kind, expected) => {
                 let params = params_of(kind).as_bytes().to_vec();
                 let result = self.call(sys::SET_PARAMS, 0, params)?.0;
-                expect("SET_PARAMS", result, expected.on(kernel))
+                expect("SET_PARAMS", result, expected.for_kernel(kernel))
             }
             Step::Features(len, expected) => {
                 let result = self.call(sys::GET_FEATURES, 0, vec![0; len])?.0;
-                expect("GET_FEATURES", result, expected.on(kernel))
+                expect("GET_FEATURES", result, expected.for_kernel(kernel))
             }
             Step::UnknownDevice(opcode, expected) => {
                 let command = ControlCommand {
@@ -252,7 +256,7 @@ impl Run<'_> {
         match *step {
             Step::Fetch(task, queue, tag, addr, expected) => {
                 let result = self.submit_command(task, sys::IO_FETCH, queue, tag, 0, addr);
-                expect("FETCH", result, expected.on(kernel))
+                expect("FETCH", result, expected.for_kernel(kernel))
             }
             Step::FetchAll => self.fetch_queue(0, 0),
             Step::FetchQueue(task, queue) => self.fetch_queue(task, queue),
@@ -319,7 +323,7 @@ impl Run<'_> {
                     let result = run.call(sys::START_RECOVERY, 0, Vec::new()).ok()?.0;
                     (result != -libc::EBUSY).then_some(result)
                 })?;
-                expect("START_USER_RECOVERY", result, expected.on(kernel))
+                expect("START_USER_RECOVERY", result, expected.for_kernel(kernel))
             }
             Step::OpenRetrying => self
                 .wait_until(|run| {

@@ -32,7 +32,7 @@ impl Run<'_> {
                 let (call, kind) = self.clients.remove(&name).ok_or("no such client")?;
                 let answer = self.wait_until(|run| run.world.client_result(call, Wait::No))?;
                 let result = answer.as_ref().err().copied().unwrap_or(0);
-                expect("the client's result", result, expected.on(kernel))?;
+                expect("the client's result", result, expected.for_kernel(kernel))?;
                 match answer {
                     Ok(bytes)
                         if kind == RequestKind::Read && bytes != pattern(kind, CLIENT_BYTES) =>
@@ -58,7 +58,7 @@ impl Run<'_> {
                 let fetched = self.wait_until(|run| run.fetched.pop_front())?;
                 self.current = Some(fetched);
                 expect("the operation", fetched.descriptor.op().into(), op.into())?;
-                expect("the result", fetched.result, expected.on(kernel))
+                expect("the result", fetched.result, expected.for_kernel(kernel))
             }
             Step::Flags(wanted, unwanted) => {
                 let descriptor = self.current()?.descriptor;
@@ -87,24 +87,24 @@ impl Run<'_> {
             Step::Commit(result, addr, expected) => {
                 let current = self.current()?;
                 let got = self.commit(current, result, addr);
-                expect("COMMIT", got, expected.on(kernel))
+                expect("COMMIT", got, expected.for_kernel(kernel))
             }
             Step::CommitBy(task, result, expected) => {
                 let current = self.current()?;
                 let got = self.commit(FetchedRequest { task, ..current }, result, Addr::Proper);
-                expect("COMMIT", got, expected.on(kernel))
+                expect("COMMIT", got, expected.for_kernel(kernel))
             }
             Step::CommitTag(tag, expected) => {
                 let opcode = sys::IO_COMMIT_AND_FETCH;
                 let got = self.submit_command(0, opcode, 0, tag, 0, Addr::Proper);
-                expect("COMMIT", got, expected.on(kernel))
+                expect("COMMIT", got, expected.for_kernel(kernel))
             }
             Step::GetData(addr, expected) => {
                 let FetchedRequest {
                     task, queue, tag, ..
                 } = self.current()?;
                 let mut got = self.submit_command(task, sys::IO_NEED_GET_DATA, queue, tag, 0, addr);
-                if got == QUEUED.new && expected.on(kernel) == 0 {
+                if got == QUEUED.new && expected.for_kernel(kernel) == 0 {
                     // Older kernels copy the data a little later.
                     got = self.wait_until(|run| {
                         run.fetched
@@ -114,19 +114,19 @@ impl Run<'_> {
                     })?;
                     self.fetched.clear();
                 }
-                expect("NEED_GET_DATA", got, expected.on(kernel))
+                expect("NEED_GET_DATA", got, expected.for_kernel(kernel))
             }
             Step::Register(slot, expected) => {
                 let FetchedRequest {
                     task, queue, tag, ..
                 } = self.current()?;
                 let got = self.raw(task, sys::IO_REGISTER_BUFFER, queue, tag, slot);
-                expect("REGISTER", got, expected.on(kernel))
+                expect("REGISTER", got, expected.for_kernel(kernel))
             }
             Step::Unregister(slot, expected) => {
                 let task = current.map_or(0, |current| current.task);
                 let got = self.raw(task, sys::IO_UNREGISTER_BUFFER, 0, 0, slot);
-                expect("UNREGISTER", got, expected.on(kernel))
+                expect("UNREGISTER", got, expected.for_kernel(kernel))
             }
             Step::Window(into, at, len, expected) => {
                 let FetchedRequest { queue, tag, .. } = self.current()?;
@@ -134,13 +134,13 @@ impl Run<'_> {
                 let offset = sys::data_offset(queue, tag, at);
                 let got = self.world.window(offset, into, &mut bytes);
                 let got = got.map_or_else(|errno| errno, |moved| moved as i32);
-                expect("the window", got, expected.on(kernel))
+                expect("the window", got, expected.for_kernel(kernel))
             }
             Step::WindowOf(queue, tag, expected) => {
                 let offset = sys::data_offset(queue, tag, 0);
                 let got = self.world.window(offset, false, &mut [0; 512]);
                 let got = got.map_or_else(|errno| errno, |moved| moved as i32);
-                expect("the window", got, expected.on(kernel))
+                expect("the window", got, expected.for_kernel(kernel))
             }
             Step::Fixed(slot, into, at, expected) => {
                 let task = current.map_or(0, |current| current.task);
@@ -148,7 +148,7 @@ impl Run<'_> {
                 expect(
                     "the fixed operation",
                     got.err().unwrap_or(0),
-                    expected.on(kernel),
+                    expected.for_kernel(kernel),
                 )
             }
             _ => unreachable!("not a step of this part"),

@@ -49,7 +49,7 @@ impl<B: Backend> Connection<B> {
     /// From now on no request is taken, and the connection is given away once all that were are
     /// answered. One that has no export yet, or uses TLS, is closed instead: the state of a handshake
     /// and the keys of TLS cannot be given away.
-    pub(super) fn begin_giving(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn begin_handover(&mut self, cx: &mut Cx<'_>) {
         let is_open = !matches!(self.phase, Phase::Handshake(_));
         if !is_open || self.outbox.tls().is_some() {
             return self.drain();
@@ -66,7 +66,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Gives the connection away if it is due and all that was taken is answered.
-    pub(super) fn give_if_quiet(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn hand_over_if_quiet(&mut self, cx: &mut Cx<'_>) {
         let is_due = self.ending == DrainState::Giving
             && self.outstanding.requests == 0
             && self.is_quiet()
@@ -83,7 +83,7 @@ impl<B: Backend> Connection<B> {
         match cx.duplicate(self.socket) {
             Ok(socket) => {
                 let connection = HandedConnection { socket, state };
-                if self.shared.registry.give(connection).is_err() {
+                if self.shared.registry.hand_over(connection).is_err() {
                     // Called off: what was told to leave is told to stay, and goes on then.
                     return;
                 }
