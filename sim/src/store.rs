@@ -128,7 +128,7 @@ struct Object {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum CallEffect {
     /// Takes effect and is answered.
     Normal,
     /// Takes effect, and is answered `Unknown`.
@@ -152,7 +152,7 @@ pub struct Replacement {
 struct CallInFlight {
     author: u64,
     call: Call,
-    fate: Fate,
+    effect: CallEffect,
     result: Option<CallResult>,
     is_redelivered: bool,
 }
@@ -223,7 +223,7 @@ impl SimStore {
             CallInFlight {
                 author,
                 call,
-                fate,
+                effect: fate,
                 result: None,
                 is_redelivered,
             },
@@ -231,21 +231,24 @@ impl SimStore {
         id
     }
 
-    fn draw_fate(&mut self, writes: bool) -> (Fate, bool) {
+    fn draw_fate(&mut self, writes: bool) -> (CallEffect, bool) {
         if self.rng.draw_rate(self.faults.unavailable) {
-            return (Fate::Refused, false);
+            return (CallEffect::Refused, false);
         }
         if !writes {
-            return (Fate::Normal, false);
+            return (CallEffect::Normal, false);
         }
         let again = self.rng.draw_rate(self.faults.duplicate);
         if !self.rng.draw_rate(self.faults.unknown) {
-            return (Fate::Normal, again);
+            return (CallEffect::Normal, again);
         }
         if self.rng.coin() {
-            (Fate::AppliedUnknown, again)
+            (CallEffect::AppliedUnknown, again)
         } else {
-            (Fate::DroppedUnknown, self.rng.draw_rate(self.faults.late))
+            (
+                CallEffect::DroppedUnknown,
+                self.rng.draw_rate(self.faults.late),
+            )
         }
     }
 
@@ -265,38 +268,38 @@ impl SimStore {
             return;
         }
         let writes = matches!(flight.call, Call::Put { .. } | Call::Delete { .. });
-        let mut fate = flight.fate;
+        let mut fate = flight.effect;
         if self.outage {
             // A connection that breaks leaves a writer unsure; a refused one does not.
             self.counts.count(Fault::StoreOutage);
             fate = if writes && self.rng.coin() {
-                Fate::DroppedUnknown
+                CallEffect::DroppedUnknown
             } else {
-                Fate::Refused
+                CallEffect::Refused
             };
         }
         if let (Call::Delete { key }, Fate::DroppedUnknown | Fate::Refused) = (&flight.call, fate) {
             self.refused_removals.insert(key.clone());
         }
         let result = match fate {
-            Fate::Normal => self.execute(flight.author, &flight.call),
-            Fate::AppliedUnknown => {
+            CallEffect::Normal => self.execute(flight.author, &flight.call),
+            CallEffect::AppliedUnknown => {
                 self.counts.count(Fault::UnknownApplied);
                 let _ = self.execute(flight.author, &flight.call);
                 Err(CallError::Unknown)
             }
-            Fate::DroppedUnknown => {
+            CallEffect::DroppedUnknown => {
                 self.counts.count(Fault::UnknownDropped);
                 Err(CallError::Unknown)
             }
-            Fate::Refused => {
+            CallEffect::Refused => {
                 self.counts.count(Fault::StoreUnavailable);
                 Err(CallError::Unavailable)
             }
         };
         let result = self.corrupt_read(result);
         if let Some(flight) = self.calls_in_flight.get_mut(&id) {
-            flight.fate = fate;
+            flight.effect = fate;
             flight.result = Some(result);
         }
     }
@@ -320,17 +323,17 @@ impl SimStore {
         if !flight.is_redelivered || flight.result.is_none() {
             return;
         }
-        match flight.fate {
-            Fate::DroppedUnknown => {
+        match flight.effect {
+            CallEffect::DroppedUnknown => {
                 if self.execute(flight.author, &flight.call).is_ok() {
                     self.counts.count(Fault::LateApply);
                 }
             }
-            Fate::Normal | Fate::AppliedUnknown => {
+            CallEffect::Normal | CallEffect::AppliedUnknown => {
                 self.counts.count(Fault::Duplicate);
                 let _ = self.execute(flight.author, &flight.call);
             }
-            Fate::Refused => {}
+            CallEffect::Refused => {}
         }
     }
 

@@ -153,7 +153,7 @@ struct Attachment {
     /// Its server died inside a commit: what of that is there only an image tells.
     is_torn: bool,
     /// What a stale read may have hidden the end of from a start.
-    hidden: Option<line::Hidden>,
+    hidden: Option<line::HiddenHistory>,
     transport: Option<Transport<Volume>>,
     clients: Vec<clients::Client>,
     image: Vec<u8>,

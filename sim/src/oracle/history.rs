@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::stamp::{Found, Stamp};
+use super::stamp::{SectorContent, Stamp};
 use crate::disk::SECTOR;
 use crate::trace::Violation;
 
@@ -263,16 +263,16 @@ impl History {
             ))
         };
         match Stamp::read_from(bytes) {
-            Found::Zero => Ok(Value::Zero),
-            Found::Poison => wrong("bytes that nobody ever wrote".into()),
-            Found::Garbage => wrong("torn, or no client's bytes".into()),
-            Found::Stamp(stamp) if stamp.volume != self.volume => {
+            SectorContent::Zero => Ok(Value::Zero),
+            SectorContent::Poison => wrong("bytes that nobody ever wrote".into()),
+            SectorContent::Garbage => wrong("torn, or no client's bytes".into()),
+            SectorContent::Stamp(stamp) if stamp.volume != self.volume => {
                 wrong(format!("bytes of another volume: {stamp:?}"))
             }
-            Found::Stamp(stamp) if stamp.sector != sector => {
+            SectorContent::Stamp(stamp) if stamp.sector != sector => {
                 wrong(format!("bytes of another sector: {stamp:?}"))
             }
-            Found::Stamp(stamp) => match self.issued.get(&stamp.write) {
+            SectorContent::Stamp(stamp) => match self.issued.get(&stamp.write) {
                 Some(range) if range.contains(&sector) => Ok(Value::Write(stamp.write)),
                 _ => wrong(format!("a write that was never issued here: {stamp:?}")),
             },
@@ -373,7 +373,11 @@ impl History {
     /// Answers the position of the prefix that was found.
     ///
     /// Sectors in `unread` gave an I/O error and say nothing.
-    pub fn settle(&mut self, image: &[u8], unread: &BTreeSet<u64>) -> Result<u64, Violation> {
+    pub fn judge_recovery(
+        &mut self,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+    ) -> Result<u64, Violation> {
         assert_eq!(
             image.len(),
             self.versions.len() * SECTOR,

@@ -26,7 +26,7 @@ pub struct Stamp {
 
 /// What was found in a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum SectorContent {
     /// All zeroes.
     Zero,
     /// A whole stamp.
@@ -67,13 +67,13 @@ impl Stamp {
     }
 
     /// What `bytes`, one sector, say.
-    pub fn read_from(bytes: &[u8]) -> Found {
+    pub fn read_from(bytes: &[u8]) -> SectorContent {
         assert_eq!(bytes.len(), SECTOR, "a sector");
         if bytes.iter().all(|byte| *byte == 0) {
-            return Found::Zero;
+            return SectorContent::Zero;
         }
         if bytes.iter().all(|byte| *byte == POISON) {
-            return Found::Poison;
+            return SectorContent::Poison;
         }
         let word =
             |n: usize| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().expect("eight bytes"));
@@ -87,9 +87,9 @@ impl Stamp {
         let mut expected = Vec::with_capacity(SECTOR);
         stamp.write_to(&mut expected);
         if expected == bytes {
-            Found::Stamp(stamp)
+            SectorContent::Stamp(stamp)
         } else {
-            Found::Garbage
+            SectorContent::Garbage
         }
     }
 }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_stamp_reads_back() {
-        let Found::Stamp(stamp) = Stamp::read_from(&sector(9)) else {
+        let SectorContent::Stamp(stamp) = Stamp::read_from(&sector(9)) else {
             panic!("unreadable")
         };
         assert_eq!((stamp.sector, stamp.write), (2, 9));
@@ -125,7 +125,7 @@ mod tests {
         for bit in 0..SECTOR * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Stamp::read_from(&bad), Found::Garbage, "bit {bit}");
+            assert_eq!(Stamp::read_from(&bad), SectorContent::Garbage, "bit {bit}");
         }
     }
 
@@ -140,7 +140,7 @@ mod tests {
             }
             assert_eq!(
                 Stamp::read_from(&mixed),
-                Found::Garbage,
+                SectorContent::Garbage,
                 "cut at {}",
                 cut * 8
             );

@@ -325,7 +325,7 @@ impl Model for PeerWorld {
         Ok(())
     }
 
-    fn settle(&self, state: &PeerState) -> Checked<()> {
+    fn judge_at_rest(&self, state: &PeerState) -> Checked<()> {
         let mut state = *state;
         state.away = false;
         for with in 0..PEERS as u8 {

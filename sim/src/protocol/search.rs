@@ -30,7 +30,7 @@ pub(crate) trait Model {
     fn actions(&self, state: &Self::State, actions: &mut Vec<Self::Action>);
     fn apply(&self, state: &mut Self::State, action: Self::Action) -> Checked<()>;
     /// Lets everything come to rest without further faults, and judges what is left.
-    fn settle(&self, state: &Self::State) -> Checked<()>;
+    fn judge_at_rest(&self, state: &Self::State) -> Checked<()>;
     fn sentence(&self, action: Self::Action) -> String;
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn breadth_first<M: Model>(model: &M, bounds: Bounds) -> Findings<M::
             model.actions(&state, &mut actions);
             let print = fingerprint::of(&state);
             if (actions.is_empty() || print.is_multiple_of(bounds.settle_one_in))
-                && let Err(violation) = model.settle(&state)
+                && let Err(violation) = model.judge_at_rest(&state)
             {
                 findings.failure = Some((violation, schedule(&paths, at, None)));
                 return findings;
@@ -173,7 +173,7 @@ pub(crate) fn walk<M: Model>(model: &M, seed: u64, steps: usize) -> Findings<M::
             break;
         }
     }
-    let outcome = outcome.and_then(|()| model.settle(&state));
+    let outcome = outcome.and_then(|()| model.judge_at_rest(&state));
     Findings {
         states: taken.len() as u64,
         depth: taken.len() as u32,
@@ -231,7 +231,7 @@ pub(crate) fn replay<M: Model>(
         }
     }
     model
-        .settle(&state)
+        .judge_at_rest(&state)
         .err()
         .filter(|violation| is_expected(*violation))
         .map(|_| taken)

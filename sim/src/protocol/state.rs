@@ -280,7 +280,7 @@ impl Machine {
 
 /// A request whose sender has given up waiting, or is dead; it may still land.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Late {
+pub(crate) enum LateRequest {
     Create {
         host: u8,
         position: u8,
@@ -332,7 +332,7 @@ pub(crate) struct Budget {
 pub(crate) struct State {
     pub(crate) store: Store,
     pub(crate) machines: [Machine; MACHINES],
-    pub(crate) late: Vec<Late>,
+    pub(crate) late: Vec<LateRequest>,
     pub(crate) collector: Collector,
     /// Low marks that somebody computed and has not written yet.
     pub(crate) low_targets: [u8; HOSTS],

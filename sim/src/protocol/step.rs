@@ -3,7 +3,7 @@
 use super::ghost::{FALSE_FENCE, FALSE_STOP};
 use super::rules::Rules;
 use super::search::Checked;
-use super::state::{CommitPhase, Late, Machine, Phase, State};
+use super::state::{CommitPhase, LateRequest, Machine, Phase, State};
 use super::store::{CreateResult, NOBODY, Record, Root};
 
 /// What goes wrong with the step's conditional write.
@@ -51,7 +51,7 @@ impl Step<'_> {
     pub(crate) fn create_record(&mut self, host: u8, position: u8, record: Record) -> Outcome {
         self.requests.puts += 1;
         if self.fault == Fault::Late {
-            self.state.late.push(Late::Create {
+            self.state.late.push(LateRequest::Create {
                 host,
                 position,
                 record,
@@ -80,7 +80,7 @@ impl Step<'_> {
             return Outcome::Won;
         }
         if self.fault == Fault::Late {
-            self.state.late.push(Late::Update {
+            self.state.late.push(LateRequest::Update {
                 volume: volume as u8,
                 expected,
                 root,

@@ -5,7 +5,7 @@ use super::commit::{can_commit, has_position};
 use super::ghost::{GARBAGE, Ghost, NOT_SERVED, TOO_MANY, WAITS};
 use super::rules::{Rule, Rules};
 use super::search::{Checked, Model};
-use super::state::{Activity, CommitPhase, Late, Machine, Phase, Power, State, Tail};
+use super::state::{Activity, CommitPhase, LateRequest, Machine, Phase, Power, State, Tail};
 use super::step::{Fault, Requests, Step};
 use super::store::{NOBODY, POSITIONS, Pack, Root, RootState, VOLUMES, indexes};
 
@@ -193,14 +193,14 @@ impl World {
 
     fn land(state: &mut State, index: usize) {
         match state.late.remove(index) {
-            Late::Create {
+            LateRequest::Create {
                 host,
                 position,
                 record,
             } => {
                 state.store.create_record(host, position, record);
             }
-            Late::Update {
+            LateRequest::Update {
                 volume,
                 expected,
                 root,
@@ -448,7 +448,7 @@ impl Model for World {
         self.take(state, action)
     }
 
-    fn settle(&self, state: &State) -> Checked<()> {
+    fn judge_at_rest(&self, state: &State) -> Checked<()> {
         let served = |machine: &Machine| {
             let volumes = machine.disk.tails.iter().zip(&machine.activities);
             let waits = |(tail, activity): (&Tail, &Activity)| {

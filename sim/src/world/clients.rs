@@ -41,15 +41,15 @@ impl Client {
     }
 
     fn copy(&self) -> Client {
-        Client::new(self.rng.clone(), Box::new(Mute))
+        Client::new(self.rng.clone(), Box::new(StoppedGenerator))
     }
 }
 
 /// A generator at its end.
 #[derive(Debug)]
-struct Mute;
+struct StoppedGenerator;
 
-impl Generator for Mute {
+impl Generator for StoppedGenerator {
     fn next(&mut self, _: &mut Rng) -> Action {
         Action::Stop
     }
@@ -57,7 +57,7 @@ impl Generator for Mute {
 
 /// Who issued a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum By {
+pub(super) enum Issuer {
     Client(usize),
     /// The scan after a recovery; so many tries so far.
     Scan(u32),
@@ -67,7 +67,7 @@ pub(super) enum By {
 #[derive(Clone, Debug)]
 pub(super) struct IssuedRequest {
     pub(super) attachment: usize,
-    pub(super) by: By,
+    pub(super) issuer: Issuer,
     pub(super) op: Op,
     /// Commits when it was issued.
     pub(super) commits: u64,
@@ -86,7 +86,7 @@ pub(super) struct IssuedRequest {
 
 impl IssuedRequest {
     fn is_of(&self, nth: usize) -> bool {
-        matches!(self.by, By::Client(client) if client == nth)
+        matches!(self.issuer, Issuer::Client(client) if client == nth)
     }
 }
 
@@ -221,7 +221,7 @@ impl World {
         let generation = self.machines[here.machine].process;
         let issued = IssuedRequest {
             attachment,
-            by: By::Client(client),
+            issuer: Issuer::Client(client),
             op,
             commits: here.history.len(),
             acked: here.history.acked(),
@@ -241,7 +241,7 @@ impl World {
     /// The bytes of a write: they depend on nothing that changes.
     fn payload(&self, id: ReqId, issued: &IssuedRequest) -> Vec<u8> {
         let mut payload = Vec::new();
-        let (Op::Write { .. }, By::Client(client)) = (issued.op, issued.by) else {
+        let (Op::Write { .. }, Issuer::Client(client)) = (issued.op, issued.issuer) else {
             return payload;
         };
         for sector in op_range(&issued.op) {
@@ -261,7 +261,7 @@ impl World {
         let attachment = issued.attachment;
         self.trace.record(&[3, id.0, attachment as u64]);
         self.trace.log(self.now, || {
-            let (by, op) = (issued.by, issued.op);
+            let (by, op) = (issued.issuer, issued.op);
             format!("v{attachment} request {} {by:?} {op:?}", id.0)
         });
         let (op, payload) = (issued.op, self.payload(id, &issued));
@@ -315,9 +315,9 @@ impl World {
         if let Err(kind) = result {
             self.judge_error(&issued, id, kind)?;
         }
-        match issued.by {
-            By::Scan(tries) => self.on_scanned(&issued, result, tries),
-            By::Client(client) => {
+        match issued.issuer {
+            Issuer::Scan(tries) => self.on_scanned(&issued, result, tries),
+            Issuer::Client(client) => {
                 self.answered += 1;
                 self.judge(&issued, result)?;
                 self.on_request_ended(issued.attachment, client);
@@ -349,7 +349,7 @@ impl World {
             return Ok(());
         }
         // Its root was read while its image was, and says that it is not this host's.
-        let is_scan = self.profile.unchecked > 0 && matches!(issued.by, By::Scan(_));
+        let is_scan = self.profile.unchecked > 0 && matches!(issued.issuer, Issuer::Scan(_));
         if is_scan && kind == ErrorKind::Fenced {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 
 use blkmq::io::Op;
 
-use super::clients::By;
+use super::clients::Issuer;
 use super::{Attachment, ProcessEvent, World};
 use crate::faults::Fault;
 use crate::transport::ReqId;
@@ -13,7 +13,7 @@ impl Attachment {
     /// What the device was to issue again fails.
     pub(super) fn fail_pending(&mut self) {
         for issued in std::mem::take(&mut self.pending).into_values() {
-            if let By::Client(client) = issued.by {
+            if let Issuer::Client(client) = issued.issuer {
                 self.clients[client].in_flight -= 1;
             }
         }
@@ -38,7 +38,7 @@ impl World {
         }
         for (id, issued) in &self.requests {
             let here = &mut self.attachments[issued.attachment];
-            if here.machine == machine && matches!(issued.by, By::Client(_)) {
+            if here.machine == machine && matches!(issued.issuer, Issuer::Client(_)) {
                 here.pending.insert(*id, issued.clone());
             }
         }

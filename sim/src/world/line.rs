@@ -53,7 +53,7 @@ pub(super) struct Line {
 
 /// A history whose end a stale read may have hidden from a start.
 #[derive(Clone, Debug)]
-pub(super) struct Hidden {
+pub(super) struct HiddenHistory {
     /// As it was before that start.
     history: Box<History>,
     /// Where the last start settled it. Once the attachment's own history has gone on from there, it is over.
@@ -135,14 +135,14 @@ impl World {
 
     /// Judges the image of a volume that came up, and settles by which history it goes on. Answers the
     /// position found, and whether that was judged by what this host itself had promised.
-    pub(super) fn settle(
+    pub(super) fn judge_recovery(
         &mut self,
         attachment: usize,
         image: &[u8],
         unread: &BTreeSet<u64>,
     ) -> Result<(u64, bool), Violation> {
         if self.is_single() {
-            return Ok((self.settle_own(attachment, image, unread)?, true));
+            return Ok((self.judge_own(attachment, image, unread)?, true));
         }
         let here = &self.attachments[attachment];
         let (order, line) = (here.order, here.line);
@@ -156,9 +156,9 @@ impl World {
         let continues = here.number == incarnation.number
             && last.is_some_and(|t| !self.was_replaced_elsewhere(attachment, t.order, order));
         let (found, is_from_store) = if continues {
-            (self.settle_own(attachment, image, unread)?, false)
+            (self.judge_own(attachment, image, unread)?, false)
         } else {
-            self.settle_after_another(attachment, at, image, unread)?
+            self.judge_after_another(attachment, at, image, unread)?
         };
         self.begin_tenure(attachment, at, found, is_from_store);
         Ok((found, continues))
@@ -168,7 +168,7 @@ impl World {
     /// frame of a poisoned log from one start, and a later start finds it again: nothing may be written to such
     /// a log, so no start can settle where it ends. Power may take the mark that it is poisoned; what is committed
     /// after that is written behind what that start found, and nothing hidden comes back.
-    fn settle_own(
+    fn judge_own(
         &mut self,
         attachment: usize,
         image: &[u8],
@@ -178,24 +178,24 @@ impl World {
         let there = &self.machines[here.machine];
         if !(there.is_poisoned && there.disk.has_read_stale()) {
             here.hidden = None;
-            return here.history.settle(image, unread);
+            return here.history.judge_recovery(image, unread);
         }
         let before = here.history.clone();
         let hidden = here.hidden.take();
         let hidden = hidden.filter(|hidden| hidden.settled == before.len());
-        match (here.history.settle(image, unread), hidden) {
+        match (here.history.judge_recovery(image, unread), hidden) {
             (Ok(settled), hidden) => {
                 let is_short = settled < before.len();
                 let hidden = hidden.map(|hidden| hidden.history);
                 let hidden = hidden.or_else(|| is_short.then(|| Box::new(before)));
-                here.hidden = hidden.map(|history| Hidden { history, settled });
+                here.hidden = hidden.map(|history| HiddenHistory { history, settled });
                 Ok(settled)
             }
             (Err(violation), None) => Err(violation),
             (Err(_), Some(hidden)) => {
                 let mut history = hidden.history;
                 history.record_loss(Loss::Cache);
-                let found = history.settle(image, unread)?;
+                let found = history.judge_recovery(image, unread)?;
                 here.history = *history;
                 Ok(found)
             }
@@ -258,7 +258,7 @@ impl World {
 
     /// Somebody else held the volume meanwhile, or this host never did. Answers also whether all of the
     /// image came from the store.
-    fn settle_after_another(
+    fn judge_after_another(
         &mut self,
         attachment: usize,
         at: usize,
@@ -284,7 +284,7 @@ impl World {
         let end_of_last;
         let is_clone = self.machines[self.attachments[attachment].machine].is_clone;
         let mut is_from_store = !is_clone && !may_have_tail;
-        let found = match branch.settle(image, unread) {
+        let found = match branch.judge_recovery(image, unread) {
             Ok(found) => {
                 end_of_last = found;
                 found
@@ -355,7 +355,7 @@ impl World {
             if nth != attachment {
                 branch.record_loss(Loss::Cache);
             }
-            let found = branch.settle(image, unread).ok()?;
+            let found = branch.judge_recovery(image, unread).ok()?;
             Some((branch, found, shared))
         })
     }
@@ -439,7 +439,7 @@ mod tests {
         stamp.write_to(&mut image);
         image.resize(sectors as usize * SECTOR, 0);
         world.attachments[opener].order = 2;
-        let found = world.settle_after_another(opener, 0, &image, &BTreeSet::new());
+        let found = world.judge_after_another(opener, 0, &image, &BTreeSet::new());
         assert_eq!(found.map(|(found, _)| found).ok(), Some(position));
         world.attachments[opener].history.stored()
     }
@@ -486,7 +486,7 @@ mod tests {
     fn start(world: &mut World, writes: &[u64]) -> Result<u64, Violation> {
         let image = image_of(writes, world.profile.sectors);
         world.attachments[0].history.record_loss(Loss::Host);
-        world.settle_own(0, &image, &BTreeSet::new())
+        world.judge_own(0, &image, &BTreeSet::new())
     }
 
     #[test]

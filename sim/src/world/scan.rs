@@ -5,7 +5,7 @@ use std::ops::Range;
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 
-use super::clients::{By, IssuedRequest};
+use super::clients::{IssuedRequest, Issuer};
 use super::{AttachmentPhase, ProcessEvent, World};
 use crate::disk::SECTOR;
 use crate::trace::Violation;
@@ -42,7 +42,7 @@ impl World {
         };
         let issued = IssuedRequest {
             attachment,
-            by: By::Scan(tries),
+            issuer: Issuer::Scan(tries),
             op,
             commits: self.attachments[attachment].history.len(),
             acked: 0,
@@ -96,7 +96,7 @@ impl World {
         let image = std::mem::take(&mut state.image);
         let unread = std::mem::take(&mut state.unread);
         let (before, acked) = (state.history.len(), state.history.acked());
-        let (found, own) = self.settle(attachment, &image, &unread)?;
+        let (found, own) = self.judge_recovery(attachment, &image, &unread)?;
         self.judge_claim(attachment, found)?;
         let state = &mut self.attachments[attachment];
         state.history.prune();

@@ -68,14 +68,14 @@ fn an_acknowledged_write_lost_by_a_process_crash_is_reported() {
             bench
                 .history
                 .clone()
-                .settle(&bytes(0, &kept), &BTreeSet::new())
+                .judge_recovery(&bytes(0, &kept), &BTreeSet::new())
         ),
         "S1 process crash"
     );
     assert_eq!(
         bench
             .history
-            .settle(&bytes(0, &bench.image), &BTreeSet::new())
+            .judge_recovery(&bytes(0, &bench.image), &BTreeSet::new())
             .expect("all there"),
         2
     );
@@ -94,13 +94,17 @@ fn an_unflushed_write_may_be_lost_by_a_host_crash_and_a_flushed_one_not() {
         bench
             .history
             .clone()
-            .settle(&bytes(0, &flushed), &BTreeSet::new())
+            .judge_recovery(&bytes(0, &flushed), &BTreeSet::new())
             .expect("prefix"),
         1
     );
     let nothing = vec![Value::Zero; 16];
     assert_eq!(
-        promise(bench.history.settle(&bytes(0, &nothing), &BTreeSet::new())),
+        promise(
+            bench
+                .history
+                .judge_recovery(&bytes(0, &nothing), &BTreeSet::new())
+        ),
         "S2 host crash"
     );
 }
@@ -114,7 +118,11 @@ fn a_later_write_without_an_earlier_one_is_no_prefix() {
     image[..8].fill(Value::Zero);
     bench.history.record_loss(Loss::Cache);
     assert_eq!(
-        promise(bench.history.settle(&bytes(0, &image), &BTreeSet::new())),
+        promise(
+            bench
+                .history
+                .judge_recovery(&bytes(0, &image), &BTreeSet::new())
+        ),
         "S4 prefix"
     );
 }
@@ -126,7 +134,11 @@ fn a_write_that_never_committed_must_not_appear() {
     let image = vec![Value::Write(99); 8];
     bench.history.record_loss(Loss::Process);
     assert_eq!(
-        promise(bench.history.settle(&bytes(0, &image), &BTreeSet::new())),
+        promise(
+            bench
+                .history
+                .judge_recovery(&bytes(0, &image), &BTreeSet::new())
+        ),
         "S4 prefix"
     );
 }
@@ -207,7 +219,7 @@ fn zeroes_written_twice_are_told_from_the_first_state_by_the_other_sectors() {
     assert_eq!(
         bench
             .history
-            .settle(&bytes(0, &image), &BTreeSet::new())
+            .judge_recovery(&bytes(0, &image), &BTreeSet::new())
             .expect("prefix"),
         3
     );
@@ -224,13 +236,17 @@ fn what_a_crash_took_away_does_not_come_back() {
     assert_eq!(
         bench
             .history
-            .settle(&bytes(0, &first), &BTreeSet::new())
+            .judge_recovery(&bytes(0, &first), &BTreeSet::new())
             .expect("prefix"),
         1
     );
     bench.history.record_loss(Loss::Host);
     assert_eq!(
-        promise(bench.history.settle(&bytes(0, &second), &BTreeSet::new())),
+        promise(
+            bench
+                .history
+                .judge_recovery(&bytes(0, &second), &BTreeSet::new())
+        ),
         "S4 prefix"
     );
 }
@@ -249,7 +265,7 @@ fn pruning_changes_no_verdict_that_can_still_be_asked() {
     assert_eq!(
         bench
             .history
-            .settle(&image, &BTreeSet::new())
+            .judge_recovery(&image, &BTreeSet::new())
             .expect("prefix"),
         10
     );
@@ -274,12 +290,12 @@ fn what_could_not_be_read_does_not_turn_an_equal_prefix_into_a_second_writer() {
     bench.write(8..16);
     // The holder before could not read a block, so what was committed there fits everything.
     bench.history.record_loss(Loss::Cache);
-    let found = bench.history.settle(&image, &(8..16).collect());
+    let found = bench.history.judge_recovery(&image, &(8..16).collect());
     assert_eq!(found.expect("prefix"), 3);
     // Another host went on from position 2, which it could read. This one opened before that, was looked at
     // later, and has the same bytes.
     bench.history.record_loss(Loss::Cache);
-    let found = bench.history.settle(&image, &BTreeSet::new());
+    let found = bench.history.judge_recovery(&image, &BTreeSet::new());
     let found = found.expect("prefix");
     bench.history.note_overtaken(2);
     bench.history.on_stored(found).expect("nothing of its own");
