@@ -153,7 +153,7 @@ pub struct Entry {
 
 /// Small orders to the worker that pass the bound.
 #[derive(Debug, Default)]
-struct Wants {
+struct WorkerOrders {
     keepalive: bool,
     /// The highest sequence the application called done, when the peer was not told yet.
     done: Option<u64>,
@@ -168,7 +168,7 @@ struct Inner {
     bytes: usize,
     count: usize,
     kicked: bool,
-    wants: Wants,
+    wants: WorkerOrders,
     next_ticket: u64,
     /// Callers that wait for room.
     waiting: usize,
@@ -208,7 +208,7 @@ impl OutQueue {
             bytes: 0,
             count: 0,
             kicked: true,
-            wants: Wants::default(),
+            wants: WorkerOrders::default(),
             next_ticket: 0,
             waiting: 0,
             canary_seq: 0,

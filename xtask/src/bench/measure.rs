@@ -38,7 +38,7 @@ impl Workload {
     }
 
     /// The same on so many devices.
-    pub(super) const fn on(self, devices: usize) -> Workload {
+    pub(super) const fn with_devices(self, devices: usize) -> Workload {
         Workload { devices, ..self }
     }
 }

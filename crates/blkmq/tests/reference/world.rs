@@ -425,7 +425,7 @@ impl World {
                     admitted.push(request);
                 }
             });
-            model.settle();
+            model.close_space_after_probe();
             if cancelled.is_none() || transport.kicks.load(SeqCst) == 0 {
                 break;
             }
@@ -699,7 +699,7 @@ impl QueueModel {
             assert_eq!(id, first, "first in, first out");
             self.running.insert(id, (self.admissions, since));
             self.admissions += 1;
-            self.settle();
+            self.close_space_after_probe();
             let line = self.space_open && self.space().next().is_some();
             assert!(
                 !line,
@@ -728,7 +728,7 @@ impl QueueModel {
                     Some(parked.order),
                     "{id} overtook another that waits for space"
                 );
-                self.settle();
+                self.close_space_after_probe();
                 assert!(
                     self.space_open,
                     "{id} was let through, and nobody was woken"
@@ -746,7 +746,7 @@ impl QueueModel {
     }
 
     /// If the last one let through for space is parked for it again, the door is closed.
-    fn settle(&mut self) {
+    fn close_space_after_probe(&mut self) {
         if let Some(id) = self.probe
             && self
                 .parked

@@ -59,7 +59,7 @@ impl Host {
         }
     }
 
-    fn on<T>(&mut self, f: impl FnOnce(&mut Node, Env<'_>) -> T) -> T {
+    fn with_node<T>(&mut self, f: impl FnOnce(&mut Node, Env<'_>) -> T) -> T {
         let out = f(
             &mut self.node,
             Env {
@@ -81,7 +81,7 @@ impl Host {
 
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        self.on(|node, env| node.on_timer(env));
+        self.with_node(|node, env| node.on_timer(env));
     }
 
     fn messages(&self) -> Vec<u64> {
@@ -112,7 +112,7 @@ struct Peer {
 impl Peer {
     fn connect(host: &mut Host, credentials: &Credentials) -> Self {
         let at = host
-            .on(|node, env| node.on_accepted(env, addr()))
+            .with_node(|node, env| node.on_accepted(env, addr()))
             .expect("there is room");
         let mut entropy = SeededEntropy::new(at.0);
         let mut env = Env {
@@ -140,7 +140,7 @@ impl Peer {
             entropy: &mut entropy,
         };
         let link = Link::accepting(&mut env, credentials, addr());
-        host.on(|node, env| node.on_connected(env, at));
+        host.with_node(|node, env| node.on_connected(env, at));
         let mut peer = Self {
             link,
             at,
@@ -157,10 +157,10 @@ impl Peer {
         loop {
             let said = self.link.tx.take_all();
             if !said.is_empty() {
-                host.on(|node, env| node.on_bytes(env, self.at, &said));
+                host.with_node(|node, env| node.on_bytes(env, self.at, &said));
             }
             let at = self.at;
-            let answer = host.on(|node, env| {
+            let answer = host.with_node(|node, env| {
                 let bytes = node.poll_transmit(env, at).map(|tx| tx.take_all());
                 node.on_transmitted(at);
                 bytes.unwrap_or_default()
@@ -354,7 +354,7 @@ fn an_aborted_message_counts_and_is_not_delivered() {
     node.with_session(&mut env, session, |s, cx| {
         s.on_frame_for_test(cx, &message(2))
     });
-    host.on(|_, _| ());
+    host.with_node(|_, _| ());
     assert_eq!(host.messages(), [102]);
 }
 
@@ -434,7 +434,7 @@ fn a_session_beyond_the_limit_is_refused_with_wait() {
 #[test]
 fn the_connecting_side_obeys_all_four_refusals() {
     let mut host = Host::new(Config::default(), none("a"));
-    let (id, _queue) = host.on(|node, env| node.open(env, Target::lossless(addr())));
+    let (id, _queue) = host.with_node(|node, env| node.open(env, Target::lossless(addr())));
     let server_ident = ServerIdent {
         addrs: vec![EntityAddr::blank(0)],
         global_id: 0,
@@ -455,14 +455,14 @@ fn the_connecting_side_obeys_all_four_refusals() {
     assert_eq!(peer.last::<ClientIdent>().global_seq, 501);
     peer.say(&mut host, &server_ident.frame());
     // Retry, after a fault while there is something to send.
-    host.on(|node, _| {
+    host.with_node(|node, _| {
         node.queue(id)
             .unwrap()
             .try_send(Message::data(1, 1, vec![1]))
             .unwrap()
             .0
     });
-    host.on(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
+    host.with_node(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
     host.pass(Duration::from_secs(1));
     let mut peer = Peer::answer(&mut host, &none("b"));
     let asked = peer.last::<Reconnect>();
@@ -481,7 +481,7 @@ fn the_connecting_side_obeys_all_four_refusals() {
 #[test]
 fn a_lossy_session_where_a_lossless_one_was_asked_for_is_refused() {
     let mut host = Host::new(Config::default(), none("a"));
-    host.on(|node, env| node.open(env, Target::lossless(addr())));
+    host.with_node(|node, env| node.open(env, Target::lossless(addr())));
     let mut peer = Peer::answer(&mut host, &none("b"));
     let granted = ServerIdent {
         addrs: vec![EntityAddr::blank(0)],
@@ -510,7 +510,7 @@ fn missing_features_are_named_on_both_sides() {
     peer.say(&mut host, &ident(5, 1).frame());
     assert_eq!(peer.last::<MissingFeatures>().0, 0b1000);
     let mut host = Host::new(Config::default(), none("a"));
-    host.on(|node, env| node.open(env, Target::lossless(addr())));
+    host.with_node(|node, env| node.open(env, Target::lossless(addr())));
     let mut peer = Peer::answer(&mut host, &none("b"));
     peer.say(&mut host, &MissingFeatures(0b1000).frame());
     let missing = Fault::MissingFeatures { missing: 0b1000 };
@@ -540,7 +540,7 @@ fn a_reconnect_drops_what_the_peer_has_and_sends_the_rest_again_in_order() {
     }
     peer.talk(&mut host);
     peer.say(&mut host, &Ack(1).frame());
-    host.on(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
+    host.with_node(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
     let mut again = Peer::connect(&mut host, &none("a"));
     again.say(&mut host, &reconnect(cookie, 11, 1, 2).frame());
     let sent: Vec<_> = again
@@ -622,7 +622,7 @@ fn keepalives_go_out_at_their_interval_and_silence_is_a_fault_at_the_deadline() 
 #[test]
 fn a_keepalive_that_a_fault_swallowed_is_asked_again_and_not_parked() {
     let mut host = Host::new(Config::default(), none("a"));
-    let (id, _) = host.on(|node, env| node.open(env, Target::lossless(addr())));
+    let (id, _) = host.with_node(|node, env| node.open(env, Target::lossless(addr())));
     let granted = ServerIdent {
         addrs: vec![EntityAddr::blank(0)],
         global_id: 0,
@@ -634,17 +634,17 @@ fn a_keepalive_that_a_fault_swallowed_is_asked_again_and_not_parked() {
     };
     let mut peer = Peer::answer(&mut host, &none("b"));
     peer.say(&mut host, &granted.frame());
-    let _ = host.on(|node, _| node.queue(id).unwrap().keepalive().unwrap());
+    let _ = host.with_node(|node, _| node.queue(id).unwrap().keepalive().unwrap());
     peer.talk(&mut host);
     assert_eq!(peer.heard(Tag::Keepalive2), 1);
-    host.on(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
+    host.with_node(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
     host.pass(Duration::from_secs(1));
     let mut peer = Peer::answer(&mut host, &none("b"));
     peer.say(&mut host, &ReconnectOk(0).frame());
     assert_eq!(peer.heard(Tag::Keepalive2), 1);
     // Answered, the next fault parks.
     peer.say(&mut host, &Keepalive2Ack(Stamp { sec: 0, nsec: 0 }).frame());
-    host.on(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
+    host.with_node(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
     let parked = |e: &(SessionId, Event)| matches!(e.1, Event::Interrupted { parked: true, .. });
     assert_eq!(host.events.iter().filter(|e| parked(e)).count(), 1);
 }
@@ -657,11 +657,11 @@ fn pauses_between_attempts_double_up_to_the_limit_with_jitter() {
         ..Config::default()
     };
     let mut host = Host::new(config, none("a"));
-    host.on(|node, env| node.open(env, Target::lossless(addr())));
+    host.with_node(|node, env| node.open(env, Target::lossless(addr())));
     let mut pauses = Vec::new();
     for _ in 0..8 {
         let link = *host.dialled.last().unwrap();
-        host.on(|node, env| node.on_lost(env, link, Fault::Disconnected));
+        host.with_node(|node, env| node.on_lost(env, link, Fault::Disconnected));
         let pause = host.node.next_timer().unwrap() - host.now;
         pauses.push(pause.as_millis());
         host.pass(pause);
@@ -696,7 +696,7 @@ fn a_refused_peer_learns_nothing_and_every_reason_looks_the_same() {
 #[test]
 fn a_peer_without_the_secret_cannot_pose_as_the_accepting_side() {
     let mut host = Host::new(Config::default(), secret(7));
-    host.on(|node, env| node.open(env, Target::lossless(addr())));
+    host.with_node(|node, env| node.open(env, Target::lossless(addr())));
     Peer::answer(&mut host, &secret(8));
     // It refuses us, as it cannot check our proof, and has nothing to show for itself.
     assert!(matches!(
@@ -715,7 +715,7 @@ fn a_changed_byte_in_a_secure_session_ends_it() {
     let mut bytes = peer.link.tx.take_all();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
-    host.on(|node, env| node.on_bytes(env, peer.at, &bytes));
+    host.with_node(|node, env| node.on_bytes(env, peer.at, &bytes));
     assert_eq!(host.messages(), [101]);
     assert!(matches!(
         host.closed(),
@@ -734,7 +734,7 @@ fn connections_beyond_the_limit_are_turned_away_and_slow_ones_run_out_of_time() 
     let (mut host, mut peer) = open_with(config, 0);
     let mut handshakes_refused = 0;
     for _ in 0..1000 {
-        let link = host.on(|node, env| node.on_accepted(env, addr()));
+        let link = host.with_node(|node, env| node.on_accepted(env, addr()));
         handshakes_refused += u64::from(link.is_none());
     }
     assert_eq!((handshakes_refused, host.node.load()), (992, (1, 8)));

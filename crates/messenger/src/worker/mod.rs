@@ -191,18 +191,18 @@ impl Worker {
         let added = epoll::add(&self.epoll, &socket.stream, data, flags);
         self.sockets.insert(link, socket);
         if let Err(e) = added {
-            self.lose(link, Fault::Io(io::Error::from(e).kind()));
+            self.on_socket_lost(link, Fault::Io(io::Error::from(e).kind()));
         }
     }
 
     fn dial(&mut self, link: LinkId, addr: SocketAddr) {
         match Socket::dial(addr, self.config.keepalive_timeout * 2) {
             Ok(socket) => self.register(link, socket, epoll::EventFlags::OUT),
-            Err(e) => self.lose(link, Fault::Io(e.kind())),
+            Err(e) => self.on_socket_lost(link, Fault::Io(e.kind())),
         }
     }
 
-    fn lose(&mut self, link: LinkId, fault: Fault) {
+    fn on_socket_lost(&mut self, link: LinkId, fault: Fault) {
         self.drop_socket(link);
         let env = Env {
             now: self.start.elapsed(),
@@ -232,7 +232,7 @@ impl Worker {
                     };
                     self.node.on_connected(env, link);
                 }
-                Err(e) => self.lose(link, Fault::Io(e.kind())),
+                Err(e) => self.on_socket_lost(link, Fault::Io(e.kind())),
             }
             return;
         }
@@ -256,7 +256,7 @@ impl Worker {
         }
         let data = epoll::EventData::new_u64(link.0);
         if let Err(e) = epoll::modify(&self.epoll, &socket.stream, data, flags) {
-            self.lose(link, Fault::Io(io::Error::from(e).kind()));
+            self.on_socket_lost(link, Fault::Io(io::Error::from(e).kind()));
         }
     }
 
@@ -275,11 +275,11 @@ impl Worker {
                 Ok(Some(n)) if n > 0 => n,
                 Ok(None) => break,
                 Ok(Some(_)) => {
-                    self.lose(link, Fault::Disconnected);
+                    self.on_socket_lost(link, Fault::Disconnected);
                     break;
                 }
                 Err(e) => {
-                    self.lose(link, Fault::Io(e.kind()));
+                    self.on_socket_lost(link, Fault::Io(e.kind()));
                     break;
                 }
             };
@@ -350,7 +350,7 @@ impl Worker {
                     return;
                 }
                 Err(e) => {
-                    self.lose(link, Fault::Io(e.kind()));
+                    self.on_socket_lost(link, Fault::Io(e.kind()));
                     return;
                 }
             }

@@ -251,9 +251,9 @@ impl World {
         tracing::trace!(now = ?self.now, ?ev);
         match ev {
             SimEvent::Connect { wire } => self.connect(wire),
-            SimEvent::Refused { wire } => self.lose(wire, CLIENT),
+            SimEvent::Refused { wire } => self.disconnect(wire, CLIENT),
             SimEvent::Bytes { wire, to, bytes } => self.deliver(wire, to, &bytes),
-            SimEvent::Lost { wire, at } => self.lose(wire, at),
+            SimEvent::Lost { wire, at } => self.disconnect(wire, at),
             SimEvent::Kick {
                 host,
                 incarnation,
@@ -462,7 +462,7 @@ impl World {
         }
     }
 
-    fn lose(&mut self, wire: usize, at: usize) -> Result<(), String> {
+    fn disconnect(&mut self, wire: usize, at: usize) -> Result<(), String> {
         let w = &mut self.wires[wire];
         if !w.open[at] {
             return Ok(());

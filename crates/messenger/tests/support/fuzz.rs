@@ -74,9 +74,9 @@ pub(crate) fn accepting(data: &[u8]) {
 /// Bytes to a host that opened a session, as if its peer had sent them.
 pub(crate) fn connecting(data: &[u8]) {
     let mut host = Host::new("host", 1);
-    host.on(|node, env| drop(node.open(env, Target::lossless(addr()))));
+    host.with_node(|node, env| drop(node.open(env, Target::lossless(addr()))));
     let Some(link) = host.dialed else { return };
-    host.on(|node, env| node.on_connected(env, link));
+    host.with_node(|node, env| node.on_connected(env, link));
     host.feed(link, data);
     host.check();
 }
@@ -138,7 +138,7 @@ impl Host {
         }
     }
 
-    fn on<T>(&mut self, f: impl FnOnce(&mut Node, Env<'_>) -> T) -> T {
+    fn with_node<T>(&mut self, f: impl FnOnce(&mut Node, Env<'_>) -> T) -> T {
         let env = Env {
             now: Duration::from_secs(1),
             entropy: &mut self.entropy,
@@ -153,7 +153,7 @@ impl Host {
     }
 
     pub(crate) fn accept(&mut self) -> LinkId {
-        let link = self.on(|node, env| node.on_accepted(env, addr()));
+        let link = self.with_node(|node, env| node.on_accepted(env, addr()));
         link.expect("an empty host has room for a connection")
     }
 
@@ -162,13 +162,13 @@ impl Host {
         let step = usize::from(data.last().copied().unwrap_or(0)) + 1;
         for piece in data.chunks(step) {
             self.received.extend_from_slice(piece);
-            self.on(|node, env| node.on_bytes(env, link, piece));
+            self.with_node(|node, env| node.on_bytes(env, link, piece));
             self.transmit(link);
         }
     }
 
     fn transmit(&mut self, link: LinkId) -> Vec<u8> {
-        self.on(|node, env| {
+        self.with_node(|node, env| {
             let bytes = node.poll_transmit(env, link).map(TxBuf::take_all);
             node.on_transmitted(link);
             bytes.unwrap_or_default()
@@ -179,22 +179,22 @@ impl Host {
     fn open(&mut self) -> LinkId {
         let at = self.accept();
         let mut peer = Host::new("peer", 2);
-        let (session, queue) = peer.on(|node, env| node.open(env, Target::lossless(addr())));
+        let (session, queue) = peer.with_node(|node, env| node.open(env, Target::lossless(addr())));
         let sent = queue.try_send(Message::data(1, 7, &b"first"[..]));
         if sent.expect("an empty queue takes a message").1 == Kick::Worker {
-            peer.on(|node, env| node.on_kick(env, session));
+            peer.with_node(|node, env| node.on_kick(env, session));
         }
         let link = peer.dialed.expect("a new session dials");
-        peer.on(|node, env| node.on_connected(env, link));
+        peer.with_node(|node, env| node.on_connected(env, link));
         loop {
             let bytes = peer.transmit(link);
             self.received.extend_from_slice(&bytes);
-            self.on(|node, env| node.on_bytes(env, at, &bytes));
+            self.with_node(|node, env| node.on_bytes(env, at, &bytes));
             let answer = self.transmit(at);
             if bytes.is_empty() && answer.is_empty() {
                 return at;
             }
-            peer.on(|node, env| node.on_bytes(env, link, &answer));
+            peer.with_node(|node, env| node.on_bytes(env, link, &answer));
         }
     }
 

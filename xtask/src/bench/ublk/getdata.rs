@@ -138,7 +138,11 @@ fn memory(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
         let running = server.start(Kind::Null, mode, 0..IDLE, &[], &[])?;
         let idle = resident_kib(&running)?;
         let length = Length::Seconds(arguments.options.seconds);
-        fio(writes("512k", 4).on(IDLE), &running.devices, length)?;
+        fio(
+            writes("512k", 4).with_devices(IDLE),
+            &running.devices,
+            length,
+        )?;
         println!(
             "| {} | {IDLE} | {idle} | {} |",
             mode.name(),

@@ -84,7 +84,7 @@ fn rows(
     let running = server.start(kind, mode, 0..devices, files, more)?;
     for workload in workloads {
         let length = Length::Seconds(arguments.options.seconds);
-        let load = workload.on(devices);
+        let load = workload.with_devices(devices);
         let Sample {
             per_second,
             mean_us,

@@ -23,11 +23,11 @@ const MIB: u64 = 8;
 /// log: seconds of writes to some volumes take the log from the others, and who reads those then
 /// measures the cache, or the store.
 const WORKLOADS: [Workload; 7] = [
-    Workload::new("randread", "4k", 32).on(DEVICES),
+    Workload::new("randread", "4k", 32).with_devices(DEVICES),
     Workload::new("randread", "4k", 64),
     Workload::new("read", "128k", 8),
-    Workload::new("randrw", "4k", 32).on(DEVICES),
-    Workload::new("randwrite", "4k", 32).on(DEVICES),
+    Workload::new("randrw", "4k", 32).with_devices(DEVICES),
+    Workload::new("randwrite", "4k", 32).with_devices(DEVICES),
     Workload::new("randwrite", "4k", 64),
     Workload::new("write", "128k", 8),
 ];
