@@ -2,10 +2,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use store::{Op, check_key};
+
+#[path = "../../crates/store/src/key_rule.rs"]
+mod key_rule;
 
 fuzz_target!(|input: &str| {
-    if check_key(Op::Get, input).is_err() {
+    if key_rule::find_fault(input).is_some() {
         return;
     }
     assert!(!input.is_empty() && input.len() <= 1024 && input.is_ascii());

@@ -29,6 +29,7 @@ mod faults;
 mod governor;
 mod hedge;
 mod key;
+mod key_rule;
 mod probe;
 mod retry;
 mod single;
