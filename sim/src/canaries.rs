@@ -9,7 +9,7 @@ use sim::batch::{self, Batch};
 use sim::exhaustive;
 
 /// Canaries that what clients see, or what lies in the store, must give away: they are hunted without the invariants.
-const SEEN_BY_ORACLES: [&str; 22] = [
+const SEEN_BY_ORACLES: [&str; 23] = [
     "ack_before_ring_entry",
     "lsn_at_plan",
     "per_ring_frames",
@@ -29,6 +29,7 @@ const SEEN_BY_ORACLES: [&str; 22] = [
     "checkpoint_behind_packs",
     "flush_waits_for_the_store",
     "older_store_is_believed",
+    "request_that_comes_again_is_believed",
     "candidates_are_forgotten",
     "failed_removals_are_forgotten",
     "floors_are_forgotten",
@@ -171,6 +172,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "unchecked_segments_are_reused",
     "broken_tail_is_served_unchecked",
     "judged_tail_is_served_unchecked",
+    "namesake_of_before_is_believed",
     "size_is_not_noted",
 ];
 

@@ -365,8 +365,8 @@ fn a_store_that_was_set_back_ends_it_as_soon_as_its_root_is_read() {
     a_set_back_store_ends_it();
 }
 
-#[test]
-fn a_store_that_was_set_back_to_a_namesake_from_before_deletes_nothing() {
+/// What is left of a host that was killed with a volume whose name another had before, and the store as it was then.
+fn killed_with_a_namesake(is_synced: bool) -> (Lasting, Objects) {
     let mut world = World::new();
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
@@ -377,11 +377,29 @@ fn a_store_that_was_set_back_to_a_namesake_from_before_deletes_nothing() {
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
     world.write(&volume, 0, 2, 4096);
-    world.sync(&volume);
+    if is_synced {
+        world.sync(&volume);
+    }
     world.write(&volume, 8, 3, 4096);
     world.flush(&volume);
     world.pass(10);
-    let mut world = restarted(world.kill());
+    (world.kill(), before)
+}
+
+/// The store's newer state is put back: all of it goes on.
+fn check_all_goes_on(mut lasting: Lasting, newest: Objects) {
+    lasting.objects = newest;
+    let mut world = World::start(lasting);
+    assert!(!world.host.unserved_tails()[0].rescue, "it waits");
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 2);
+    assert_eq!(world.read_fill(&volume, 8, 4096), 3);
+}
+
+#[test]
+fn a_store_that_was_set_back_to_a_namesake_from_before_deletes_nothing() {
+    let (lasting, before) = killed_with_a_namesake(true);
+    let mut world = restarted(lasting);
     let volume = serve(&mut world).expect("it goes on");
     let newest = std::mem::replace(&mut world.lasting.objects, before);
     world.lasting.outage = false;
@@ -389,14 +407,33 @@ fn a_store_that_was_set_back_to_a_namesake_from_before_deletes_nothing() {
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
     let error = volume.upload_error().expect("it says why");
     assert!(error.contains("set back"), "{error}");
-    // The store's newer state is put back: all of it goes on.
-    let mut lasting = world.kill();
-    lasting.objects = newest;
+    check_all_goes_on(world.kill(), newest);
+}
+
+/// Nothing of the newer volume is in the store: this host's log there is what it was.
+fn a_namesake_from_before_is_not_opened() {
+    let (lasting, before) = killed_with_a_namesake(false);
     let mut world = World::start(lasting);
-    assert!(!world.host.unserved_tails()[0].rescue, "it waits");
-    let volume = world.open("demo");
-    assert_eq!(world.read_fill(&volume, 0, 4096), 2);
-    assert_eq!(world.read_fill(&volume, 8, 4096), 3);
+    let newest = std::mem::replace(&mut world.lasting.objects, before.clone());
+    let refused = world.try_open("demo", false).expect_err("it is older");
+    assert!(
+        matches!(refused, OpenError::StoreWentBack { .. }),
+        "{refused}"
+    );
+    assert_eq!(world.lasting.objects, before, "nothing was claimed");
+    check_all_goes_on(world.kill(), newest);
+    // Who says so accepts what the store has, and what this log holds is for rescue.
+    let (lasting, before) = killed_with_a_namesake(false);
+    let mut world = World::start(lasting);
+    world.lasting.objects = before;
+    let volume = world.try_open("demo", true).expect("it was asked for");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert!(world.host.unserved_tails()[0].rescue);
+}
+
+#[test]
+fn an_open_of_a_store_that_was_set_back_to_a_namesake_from_before_is_refused() {
+    a_namesake_from_before_is_not_opened();
 }
 
 /// A host with two volumes stops, since its store was set back, and is killed.
@@ -664,6 +701,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         ("broken_tail_is_served_unchecked", a_broken_tail_waits),
         ("judged_tail_is_served_unchecked", a_judged_tail_waits),
         ("size_is_not_noted", a_size_that_was_told_lasts),
+        (
+            "namesake_of_before_is_believed",
+            a_namesake_from_before_is_not_opened,
+        ),
         ("next_start_serves_what_ended", a_set_back_store_ends_it),
         (
             "next_start_serves_what_ended",

@@ -505,6 +505,13 @@ impl Backend for Volume {
             plan.lots.clear();
             return self.finish_write(tail.newest(), plan.fua, waker);
         }
+        if canary::active!("request_that_comes_again_is_believed")
+            && tail.has_from_before(plan.span)
+        {
+            let fua = plan.fua;
+            drop(plan);
+            return self.finish_write(tail.newest(), fua, waker);
+        }
         let now_ns = engine.jobs.mono_ns();
         match tail.commit_lots(&engine.segments, &plan.lots, plan.slots, now_ns) {
             Ok(lsn) => {

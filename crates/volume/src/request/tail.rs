@@ -508,6 +508,18 @@ impl Tail {
         Ok(newest)
     }
 
+    /// Whether a server before this one committed just this range, and nothing was written there since: what the
+    /// planted bug takes for a request that was issued again.
+    pub(crate) fn has_from_before(&self, span: Span) -> bool {
+        let inner = self.lock();
+        let is_same = |map: &ExtentMap<DirtyExtent>| {
+            let first = map.iter_from(span.start).next();
+            first.is_some_and(|(found, dirty)| found == span && dirty.lsn <= inner.recovered)
+        };
+        let is_untouched = inner.layers.top.count_up_to(span, 1) == 0;
+        is_untouched && inner.layers.frozen.iter().any(|layer| is_same(&layer.map))
+    }
+
     /// Commits zeroes over `span`.
     pub(crate) fn commit_zeroes(
         &self,

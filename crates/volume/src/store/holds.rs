@@ -133,6 +133,29 @@ pub(super) fn set_back(root: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
     })
 }
 
+/// The epochs of a name never go back. So a root of another volume than a tail's of this name, and of no higher epoch
+/// than that tail's hold began in, is from before the tail's volume was made.
+pub(super) fn set_back_to_namesake(root: &Root, tail: &Tail) -> Option<OpenError> {
+    let is_before = tail.name() == root.name
+        && tail.id().volume != root.volume
+        && root.epoch <= tail.id().since;
+    is_before.then(|| OpenError::StoreWentBack {
+        volume: root.name.clone(),
+        stored_lsn: root.lsn.0,
+        known_lsn: tail.stored_lsn().0,
+    })
+}
+
+/// The same of all tails that wait for a volume of this name.
+pub(super) fn set_back_to_any_namesake(engine: &Engine, root: &Root) -> Option<OpenError> {
+    if canary::active!("namesake_of_before_is_believed") {
+        return None;
+    }
+    let tails = engine.tails().into_iter();
+    let mut waiting = tails.filter(|tail| !tail.is_rescue());
+    waiting.find_map(|tail| set_back_to_namesake(root, &tail))
+}
+
 /// The local tail that continues the root. A fenced one has a history of its own, whatever the root says now.
 pub(super) fn continuing_tail(
     engine: &Engine,

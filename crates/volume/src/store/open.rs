@@ -27,7 +27,7 @@ use crate::request::watermark::CommitAges;
 use crate::store::go_live::go_live;
 use crate::store::holds::{
     check_not_held, continuing_tail, covers_tail, is_continued, is_held_here, local_tails,
-    records_lost, set_back,
+    records_lost, set_back, set_back_to_any_namesake,
 };
 use crate::store::load_index::load_index;
 use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
@@ -153,7 +153,8 @@ pub(crate) async fn take_epoch(
         }
         let take_over = served.is_none() && (mode.take_over || engine.options.take_over);
         // Before it is asked whose it is: an older root may name whoever had the volume before this host.
-        let set_back = set_back(&head.root, &tails);
+        let set_back =
+            set_back(&head.root, &tails).or_else(|| set_back_to_any_namesake(engine, &head.root));
         let is_refused = !take_over && !canary::active!("older_root_is_another_hosts");
         if let Some(error) = set_back.as_ref().filter(|_| is_refused) {
             return Err(error.clone());

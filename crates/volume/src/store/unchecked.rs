@@ -16,6 +16,7 @@ use crate::request::Volume;
 use crate::request::tail::{Status, Tail};
 use crate::store::endings;
 use crate::store::go_live::{begin_serving, geometry_of, go_live, note_tail, open_ring};
+use crate::store::holds::set_back_to_namesake;
 use crate::store::load_index::load_index;
 use crate::store::name_locks::NameLock;
 use crate::store::open::{OpenMode, take_epoch};
@@ -132,13 +133,8 @@ async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> 
         Err(OpenError::NoSuchVolume(name)) => return Err(OpenError::RootMissing(name)),
         found => found?.root,
     };
-    // The epochs of a name never go back: a namesake of an older one is from before this volume was made.
-    if found.volume != tail.id().volume && found.epoch <= tail.id().since {
-        return Err(OpenError::StoreWentBack {
-            volume: name.to_owned(),
-            stored_lsn: found.lsn.0,
-            known_lsn: tail.stored_lsn().0,
-        });
+    if let Some(error) = set_back_to_namesake(&found, tail) {
+        return Err(error);
     }
     if found.deleted || found.volume != tail.id().volume {
         return Err(OpenError::Deleted(name.to_owned()));
