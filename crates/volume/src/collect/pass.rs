@@ -106,7 +106,7 @@ pub async fn find_garbage(
 /// Makes a pass: removes what an earlier one found as well, and keeps what this one found.
 ///
 /// # Errors
-/// As [`look`]; then nothing was removed.
+/// As [`find_garbage`]; then nothing was removed.
 pub async fn collect(
     port: &impl CollectPort,
     own: SessionName,

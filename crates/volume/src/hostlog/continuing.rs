@@ -1,7 +1,7 @@
 //! What a start makes of a tail that it continued, when it has read the volume's root.
 //!
-//! Until the root was read the tail serves in its old epoch, and neither publishes nor acknowledges
-//! anything beyond the disk.
+//! Until the root was read the tail serves in its old epoch, and publishes nothing, and acknowledges nothing as
+//! stored.
 
 use super::names::Position;
 use super::stop::Stop;
@@ -17,29 +17,29 @@ pub struct OwnTail {
     pub volume: VolumeId,
     /// The epoch in which it was owned.
     pub epoch: Epoch,
-    /// Everything up to here was called stored.
+    /// The host has reported everything up to here as stored.
     pub stored: Lsn,
     /// The newest commit.
     pub newest: Lsn,
     /// The position of the host's next record.
     pub next: Position,
-    /// A create at `next` may be on its way.
+    /// A create at `next` may still reach the store.
     pub is_unresolved: bool,
-    /// A record may have ended its epoch.
+    /// A record of this host may have ended its epoch.
     pub is_ended: bool,
 }
 
 /// What the root says of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TailVerdict {
-    /// It goes on in its epoch. What the root has beyond the own log's resolved records counts when
-    /// the publisher has resolved the rest: then it is certain that no copy wrote it.
+    /// The tail continues in its epoch. Records that the root has beyond the resolved end of the host's own log
+    /// count only once the publisher has resolved them: until then a copy of this host may have written them.
     Continues,
-    /// It goes on, under an epoch that is to be taken first.
+    /// The tail continues, but in a new epoch, which the host has to take first.
     Reopens,
-    /// The volume is another host's: the tail is kept for rescue.
+    /// Another host has taken the volume: the tail is kept for rescue.
     Fenced,
-    /// Something is wrong with the whole host.
+    /// The root shows that the whole host must stop.
     Stop(Stop),
 }
 
@@ -51,7 +51,7 @@ pub fn judge_tail(root: &Root, tail: &OwnTail) -> TailVerdict {
         return TailVerdict::Fenced;
     }
     let is_this = |holder: &Option<Owner>| holder.as_ref().is_some_and(|one| one.host == tail.host);
-    // A claim of an earlier start, after which nobody served.
+    // An earlier start of this host claimed the volume and never served it.
     let own_claim = is_this(&root.claimant)
         && root
             .predecessor
@@ -67,7 +67,7 @@ pub fn judge_tail(root: &Root, tail: &OwnTail) -> TailVerdict {
         let what = format!("the root of {name} is older than this host's tail");
         return TailVerdict::Stop(Stop::SetBack(what));
     }
-    // An update of the process before may have landed late, but only of what its log has.
+    // An update sent by the previous process may have landed late. It can name only what that process's log has.
     let mark_max = match tail.is_unresolved {
         true => tail.next,
         false => tail.next.previous(),

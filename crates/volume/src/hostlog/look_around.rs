@@ -1,8 +1,9 @@
-//! The look around after a won create: only what fits may be called stored.
+//! The look around after a won create: the host compares the store with what it knows before it reports slices as
+//! stored.
 //!
-//! A create that is won proves that nothing stood at its position. It does not prove that the log
-//! before it is the one that this host wrote, nor that its packs and roots are still there: the host
-//! may have slept while it was retired, copied, or the bucket set back.
+//! A won create proves that nothing stood at its position. It does not prove that the log before it is the one
+//! that this host wrote, nor that the packs and roots are still there: while the host slept it may have been
+//! retired or copied, or the bucket may have been set back.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -24,7 +25,7 @@ use crate::object::root::Root;
 use crate::object::root_key;
 use crate::units::{Epoch, HostId, VolumeId};
 
-/// Packs that are looked for side by side.
+/// Packs whose presence is checked in parallel.
 const LOOKS_AT_ONCE: usize = 64;
 
 /// A volume that this host owns.
@@ -41,7 +42,7 @@ pub struct OwnedVolume {
 /// The volumes that this host owns.
 pub(super) type OwnedVolumes = BTreeMap<VolumeId, OwnedVolume>;
 
-/// Why it is not known whether what a record has of a volume is stored.
+/// Why the host cannot tell whether a record's slices of a volume are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnverifiedReason {
     /// The volume's root is gone, and no tombstone stands there.
@@ -52,19 +53,20 @@ pub enum UnverifiedReason {
     NoAnswer(String),
 }
 
-/// What the looks found out about volumes.
+/// What the look around found out about volumes.
 #[derive(Debug, Default)]
 pub(super) struct LookAroundResult {
-    /// They are another host's.
+    /// Volumes that another host has taken.
     pub(super) fenced: Vec<VolumeId>,
-    /// Nothing of them is called stored for now. That is no reason to hold up any other.
+    /// Volumes of which nothing is reported as stored for now. They do not hold up the others.
     pub(super) unverified: Vec<(VolumeId, UnverifiedReason)>,
 }
 
-/// Compares the store with what this host knows, after its record was found in its log.
+/// Compares the store with what this host knows, once its record stands in its log.
 ///
 /// # Errors
-/// If something does not fit.
+///
+/// If something in the store contradicts what the host knows.
 pub(super) async fn look_around(
     port: &impl LogPort,
     own: SessionName,
@@ -73,8 +75,8 @@ pub(super) async fn look_around(
     (record, slices): (&Record, &Slices),
 ) -> Result<LookAroundResult, Stop> {
     let host = record.log;
-    // Of an earlier start, which may have died before it looked. Its tails wait to be opened, and what a root
-    // has goes from them: there must be no doubt about its packs.
+    // A record of an earlier start, which may have died before its look around. The tails of its volumes wait to
+    // be opened, and opening drops what the root has from them: so its packs must be proved present.
     let is_waiting = |(volume, epoch): &(VolumeId, Epoch)| {
         let owned = volumes.get(volume);
         slices.of(*volume, *epoch).next().is_some()
@@ -153,7 +155,7 @@ struct PackLookups {
     unanswered: Vec<u16>,
 }
 
-/// The looks that every record gets, side by side: the low mark, the record before, the packs.
+/// The checks that every record gets, in parallel: the low mark, the previous record, the packs.
 async fn start_checks(
     port: &impl LogPort,
     state: &LogState,
@@ -182,11 +184,11 @@ async fn start_checks(
     Ok(looks)
 }
 
-/// Who holds a volume, by its root.
+/// Who holds a volume, according to its root.
 enum Holder {
     This,
     Other,
-    /// The root does not say it.
+    /// The root could not be read.
     Unknown(UnverifiedReason),
 }
 
@@ -207,7 +209,7 @@ fn judge(
         Err(doubt) => return Ok(Holder::Unknown(doubt)),
     };
     let name = &root.name;
-    // A name's epochs go on over deletion and creation.
+    // Epochs of a name keep rising when the volume is deleted and created again.
     if root.epoch > epoch {
         return Ok(Holder::Other);
     }
@@ -262,7 +264,7 @@ pub(crate) async fn read_low_mark(port: &impl LogPort, host: HostId) -> Option<P
     look_at_low_mark(port, host).await.ok().flatten()
 }
 
-/// The same for who must tell a low mark that is damaged from one that is gone.
+/// Reads the low mark, and tells a damaged one from a missing one.
 async fn look_at_low_mark(
     port: &impl LogPort,
     host: HostId,
@@ -276,11 +278,12 @@ async fn look_at_low_mark(
     }
 }
 
-/// The record before the next one is the one that this host knows, or lies below the low mark: there
-/// may be nothing there, or a fence that a taker put too low.
+/// Checks that the record before the next position is the one this host knows, or lies below the low mark. Below
+/// it there may be nothing, or a fence that a taker put too low.
 ///
 /// # Errors
-/// If it is another, or gone.
+///
+/// If another record stands there, or none.
 pub(crate) async fn check_previous(
     port: &impl LogPort,
     host: HostId,
@@ -294,7 +297,7 @@ pub(crate) async fn check_previous(
     if matches!(&found, Ok(Some(found)) if found.digest == state.previous) {
         return Ok(());
     }
-    // Read after the record: whoever removes records has raised it before.
+    // Read after the record, because a collector raises the low mark before it removes records.
     match read_low_mark(port, host).await {
         Some(low) if low <= before => {
             let key = record_key(host, before);
@@ -304,7 +307,7 @@ pub(crate) async fn check_previous(
     }
 }
 
-/// Looks whether the record's packs are still in the store.
+/// Checks whether the record's packs are still in the store.
 async fn check_packs(
     port: &impl LogPort,
     record: &Record,

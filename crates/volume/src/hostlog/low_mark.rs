@@ -1,11 +1,11 @@
-//! The low mark of a host: made on its first day, raised when records are not needed any more, and only
-//! then are records below it removed.
+//! The low mark of a host: created on the host's first start, raised when records are not needed any more.
+//! Records below it are removed only after it was raised.
 //!
-//! It never passes the host's newest own record, nor one that names a volume whose root still leans
-//! on this log with a lower mark. Whoever raises it reads every record that it passes and the one that
-//! it stops at: a hole, or one that does not follow, means that the store was set back, and it stays.
-//! So does it at a record that names a volume of which there is neither a root nor a tombstone: somebody removed
-//! that root, and may put it back.
+//! The mark never passes the host's newest own record, nor a record that names a volume whose root still depends
+//! on this log with a lower mark. Whoever raises the mark reads every record that it passes, and the one at which
+//! it stops. A hole, or a record that does not follow its predecessor, means that the store was set back: then
+//! the mark stays. It also stays at a record that names a volume without a root and without a tombstone: somebody
+//! removed that root, and may put it back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +21,10 @@ use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, volume_of_root_key};
 use crate::units::{HostId, VolumeId};
 
-/// So many records are passed at once: what they take in memory is bounded, and the next raise goes on.
+/// Records that one raise passes at most: this bounds its memory, and the next raise continues.
 const RECORDS_MAX: usize = 1024;
 
-/// Roots that are read side by side.
+/// Roots that are read in parallel.
 const SIDE_BY_SIDE: usize = 64;
 
 /// Makes the low mark of a host that has none yet.
@@ -39,7 +39,7 @@ pub(super) async fn make_low_mark(port: &impl LogPort, host: HostId) -> Result<(
     let mut pauses = Pauses::new();
     loop {
         match port.store(op.clone()).await {
-            // One that is there already is of an earlier start, which died before it noted it.
+            // An earlier start made it, and died before it recorded that in the local log.
             Ok(StoreReply::Written { .. }) | Err(StoreError::PreconditionFailed) => return Ok(()),
             answer => tracing::debug!(?answer, "the low mark is tried again"),
         }
@@ -54,8 +54,8 @@ fn first(host: HostId) -> LowMark {
     }
 }
 
-/// Raises a host's low mark as far as it may go, up to `last` at most. Gives the mark that stands then;
-/// None if there is none: the host was retired.
+/// Raises a host's low mark as far as it may go, up to `last` at most. Returns the mark that then stands in the
+/// store; `None` if there is none: the host was retired.
 ///
 /// All roots that matter are read, an owner's own as well: a mark that it remembers may be ahead of the
 /// root once the store was set back, and the records between would be lost. So it is raised seldom.
@@ -77,7 +77,7 @@ pub async fn raise_low_mark(
     write_low_mark(port, host, target, version).await
 }
 
-/// The records from `low` on that follow each other, up to `last`.
+/// The unbroken run of records from `low` on, up to `last`.
 async fn read_records(
     port: &impl LogPort,
     host: HostId,
@@ -120,7 +120,7 @@ async fn target(
         return target;
     }
     let named: BTreeSet<VolumeId> = records.iter().flat_map(Record::named_volumes).collect();
-    // Roots are read after the records: whoever comes to own a volume meanwhile has a mark above them.
+    // Roots are read after the records: a host that becomes a volume's owner meanwhile has a mark above them.
     let Some(roots) = roots_of(port, &named, names).await else {
         return low;
     };
@@ -143,8 +143,8 @@ async fn target(
     target
 }
 
-/// Says which volumes keep the mark where it is although nobody serves them: whoever claimed one of them died before
-/// it adopted it, and no root of theirs moves by itself.
+/// Logs which volumes hold the mark although nobody serves them: a claimant died before it adopted the volume,
+/// and no host will move that root by itself.
 fn report_claims(host: HostId, record: &Record, roots: &BTreeMap<VolumeId, Root>) {
     let named = record.named_volumes();
     let claimed = named.iter().filter_map(|volume| roots.get(volume));
@@ -162,7 +162,7 @@ fn report_claims(host: HostId, record: &Record, roots: &BTreeMap<VolumeId, Root>
     }
 }
 
-/// Up to where a root has everything of this log, if it leans on it.
+/// The position up to which a root has everything of this log, if the root depends on the log.
 fn mark_in(root: &Root, host: HostId) -> Option<Position> {
     match (root.predecessor, &root.owner) {
         (Some(before), _) if before.host == host => Some(before.mark),
@@ -171,7 +171,7 @@ fn mark_in(root: &Root, host: HostId) -> Option<Position> {
     }
 }
 
-/// The roots of these volumes, as far as there are some. None: they cannot all be read.
+/// The roots of those of the volumes that have one. `None`: a root cannot be read.
 async fn roots_of(
     port: &impl LogPort,
     named: &BTreeSet<VolumeId>,
@@ -190,7 +190,7 @@ async fn roots_of(
     Some(roots)
 }
 
-/// Those of the volumes that were deleted, and whose names others have now.
+/// Those of the volumes that were deleted and whose names other volumes have taken.
 async fn find_deleted(
     port: &impl LogPort,
     rootless: impl Iterator<Item = &VolumeId>,
@@ -208,7 +208,7 @@ async fn find_deleted(
     gone
 }
 
-/// Of these names' roots those of the volumes. None: one cannot be read.
+/// Reads the roots of these names, and keeps those that belong to the volumes. `None`: a root cannot be read.
 async fn read_roots<'a>(
     port: &impl LogPort,
     volumes: &BTreeSet<VolumeId>,
@@ -237,7 +237,7 @@ async fn read_low(port: &impl LogPort, host: HostId) -> Option<(Position, Versio
     Some((low.position, version))
 }
 
-/// Writes the mark, unless it is that high already.
+/// Raises the mark in the store, unless it is that high already.
 async fn write_low_mark(
     port: &impl LogPort,
     host: HostId,

@@ -1,9 +1,9 @@
 //! Low marks and pins: the small objects beside a host's log.
 //!
-//! Low mark: `hosts/HOST/low`, records below its position may be gone. It is only ever raised, by
-//! conditional update; where it is missing the host was retired.
-//! Pin: `pins/PARENT/CHILD`, what a child needs of its parent: the child's first root, before that stands
-//! in its own place. Roots, pins and children name packs and index objects, never records.
+//! Low mark: `hosts/HOST/low`, records below its position may be gone. It is only ever raised, by conditional
+//! update; where it is missing the host was retired. Pin: `pins/PARENT/CHILD`, what a child needs of its parent:
+//! a copy of the child's first root, written before that root. Roots, pins and children name packs and index
+//! objects, never records.
 //!
 //! Bytes: docs/format.md "Low marks" and "Pins".
 
@@ -62,9 +62,9 @@ pub struct Pin {
     pub parent: VolumeId,
     /// The snapshot or fork.
     pub child: VolumeId,
-    /// Who makes the child: once this session has ended nobody goes on with it.
+    /// The session that makes the child. Once it has ended nobody continues the creation.
     pub writer: SessionName,
-    /// The child's first root: what it names stays, and so does what its index names.
+    /// The child's first root. The collector keeps everything that it and its index name.
     pub root: Root,
 }
 

@@ -1,8 +1,8 @@
 //! Names in the store of what a host writes: its session, and the keys of packs, index objects,
 //! records, low marks and pins.
 //!
-//! A name is used once. It must never be taken for a proof: who finds an object under a name that he
-//! is about to use reads it back, for a copy of his memory uses the same names.
+//! A name is used once, but a name alone proves nothing: a host that finds an object under the name it is about
+//! to use reads the object back, because a copy of the host would use the same names.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub const PACK_PREFIX: &str = "packs/";
 pub const INDEX_PREFIX: &str = "indexes/";
 /// Prefix of all pins.
 pub const PIN_PREFIX: &str = "pins/";
-/// Before the keys of tombstones whose names are other volumes' now.
+/// Prefix of the tombstones of deleted volumes whose names other volumes have taken.
 pub const TOMB_PREFIX: &str = "tombs/";
 
 /// Number of a record in its host's log; the first is 1. As a mark, 0 is before the first.
@@ -45,10 +45,10 @@ impl Position {
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
-    /// Of what stands before the first record, and in fences.
+    /// The digest of "no record": before the first one, and in fences.
     pub const NONE: Digest = Digest([0; 32]);
 
-    /// Of these bytes.
+    /// The digest of these bytes.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(*blake3::hash(bytes).as_bytes())
     }
@@ -64,7 +64,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// One start of a server on one host: under its name stand the objects that it writes.
+/// One start of a server on one host. The keys of the objects that it writes begin with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionName {
     /// The host.
@@ -117,8 +117,8 @@ pub fn pin_key(parent: VolumeId, child: VolumeId) -> String {
     format!("{PIN_PREFIX}{parent}/{child}")
 }
 
-/// Key of the pin by which a volume that is set back holds what it is to name. A volume may be set back to one
-/// snapshot again and again: no two of these keys are alike.
+/// Key of the pin that holds what a volume is about to name when it is restored to a snapshot. The nonce keeps
+/// the keys of repeated restores apart.
 pub fn restore_pin_key(snapshot: VolumeId, volume: VolumeId, nonce: u64) -> String {
     format!("{}-{nonce:016x}", pin_key(snapshot, volume))
 }

@@ -1,9 +1,9 @@
-//! What a host keeps in its local log about its log in the store: where it stands, what may be on its
-//! way, which epochs it may have ended.
+//! What a host's local log records about its log in the store: the next position, creates that may still land,
+//! epochs that a record may have ended.
 //!
-//! A note is durable before the create goes out that it speaks of; so whatever happens to process and
-//! machine, the next start knows what may still land. Of root updates nothing is noted: what only a root
-//! is to name is named in the log before.
+//! The state is durable before the create that it describes is sent. So whatever happens to the process and the
+//! machine, the next start knows which creates may still land. Root updates are not recorded here: the log names
+//! the objects of a root update before the update is sent.
 
 use super::names::{Digest, Position};
 use crate::codec::{Reader, TruncatedInput, Writer};
@@ -19,11 +19,11 @@ pub struct LogState {
     pub next: Position,
     /// Digest of the record before it.
     pub previous: Digest,
-    /// Digests of all creates of `next` that may be on their way, also those of earlier starts.
+    /// Digests of all creates at `next` that may still land, including those of earlier starts.
     pub unresolved: Vec<Digest>,
-    /// The low mark exists, or existed once: where it is missing now, the host was retired.
+    /// The low mark was created. If it is missing now, the host was retired.
     pub has_low_mark: bool,
-    /// Epochs that a record may have ended. Their volumes are taken over from this host by itself.
+    /// Epochs that a record may have ended. This host takes their volumes over from itself.
     pub ended: Vec<(VolumeId, Epoch)>,
 }
 
@@ -78,7 +78,7 @@ impl LogState {
         }))
     }
 
-    /// The record at `next` is known: the log goes on behind it.
+    /// The record at `next` is resolved: the next record goes behind it.
     pub(super) fn pass(&mut self, digest: Digest) {
         self.next = self.next.next();
         self.previous = digest;

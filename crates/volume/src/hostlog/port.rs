@@ -1,7 +1,8 @@
-//! What the procedures of this module ask for: requests to the store, time, and durable notes.
+//! What the procedures of this module need from their environment: requests to the store, time, and durable state
+//! in the local log.
 //!
-//! They know nothing else of the engine, so that tests and the simulator drive the same code over a
-//! store and a disk of their own.
+//! They know nothing else of the engine, so that tests and the simulator run the same code over a store and a
+//! disk of their own.
 
 use std::future::Future;
 
@@ -12,34 +13,35 @@ use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::object::FormatError;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// Pauses grow to so many of the first.
+/// The longest pause, in units of the first.
 const PAUSE_MAX: u64 = 30;
 
-/// The local log does not take notes any more: nothing that needs one may be sent.
+/// The local log takes no writes any more, so nothing may be sent that needs durable state first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalLogUnavailable;
 
-/// What the procedures ask for.
+/// The environment of the procedures.
 pub trait LogPort: Send + Sync {
     /// Carries out a request to the store.
     fn store(&self, op: StoreOp) -> impl Future<Output = Result<StoreReply, StoreError>> + Send;
 
-    /// Ends after so long.
+    /// Waits for `ns` nanoseconds.
     fn sleep(&self, ns: u64) -> impl Future<Output = ()> + Send;
 
     /// First pause before a request is tried again; it doubles up to thirty times this.
     fn pause_ns(&self) -> u64;
 
-    /// Makes it durable where the log stands, and with it all commits of all volumes up to this call.
+    /// Makes the state of the host's log durable, and with it all commits of all volumes up to this call.
     ///
     /// # Errors
-    /// If the local log takes nothing more.
+    ///
+    /// If the local log takes no writes any more.
     fn persist_state(
         &self,
         state: LogState,
     ) -> impl Future<Output = Result<(), LocalLogUnavailable>> + Send;
 
-    /// Leaves it to whichever durable note comes next. A crash before that forgets it.
+    /// Has the state written with the next frame of the local log. A crash before that loses it.
     fn stage_state(&self, state: LogState);
 }
 
@@ -61,21 +63,21 @@ impl Pauses {
     }
 }
 
-/// So often a look at what belongs to one volume alone fails before it is given up.
+/// Failed reads of a single volume's object before the read is given up.
 const LOOKS_MAX: u32 = 5;
 
-/// When a look at what belongs to one volume alone is given up, so that no volume holds up the others: the
-/// store answers what is asked about the host, and does not answer this, however often.
+/// When a read of a single volume's object is given up, so that no volume holds up the others: the store answers
+/// requests about the host, and keeps failing this one.
 #[derive(Debug, Default)]
 pub(super) struct LookLimit {
-    /// What is asked about the host is answered. Until then it may be an outage.
+    /// The store has answered a request about the host. Until then a failure may be an outage.
     is_answered: AtomicBool,
-    /// There is none: an answer is needed.
+    /// There is no limit: the caller needs an answer.
     is_off: bool,
 }
 
 impl LookLimit {
-    /// A limit that is reached at some time, or never.
+    /// A limit that applies, or one that is never reached.
     pub(super) fn of(has_limit: bool) -> LookLimit {
         LookLimit {
             is_off: !has_limit,
@@ -87,7 +89,7 @@ impl LookLimit {
         self.is_answered.store(true, Ordering::Release);
     }
 
-    /// A look failed, `failures` times before; whether it is to be given up.
+    /// Counts a failed read, and tells whether it is to be given up.
     fn is_reached(&self, failures: &mut u32) -> bool {
         let is_on = !self.is_off && self.is_answered.load(Ordering::Acquire);
         if is_on && !canary::active!("looks_have_no_limit") {
@@ -97,11 +99,11 @@ impl LookLimit {
     }
 }
 
-/// The store gives no answer about it.
+/// The store did not answer within the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoAnswer;
 
-/// Carries out a read of what belongs to one volume, as far as the limit goes.
+/// Reads a single volume's object, until the limit is reached.
 pub(super) async fn read_within_limit(
     port: &impl LogPort,
     op: &StoreOp,
@@ -120,7 +122,7 @@ pub(super) async fn read_within_limit(
     }
 }
 
-/// Reads an object until the store answers. None: there is none.
+/// Reads an object, and repeats that until the store answers. `None`: there is no such object.
 pub(crate) async fn read(port: &impl LogPort, key: &str) -> Option<(Vec<u8>, Version)> {
     let mut pauses = Pauses::new();
     loop {
@@ -136,11 +138,11 @@ pub(crate) async fn read(port: &impl LogPort, key: &str) -> Option<(Vec<u8>, Ver
     }
 }
 
-/// So often an object is read that cannot be decoded, before that is believed: what a read brings may be
-/// damaged on the way, and what hosts conclude from these objects is for good.
+/// Reads of an object that cannot be decoded before it counts as damaged in the store. One read may be damaged on
+/// its way, and what hosts conclude from these objects cannot be taken back.
 const DAMAGED_READS_MAX: u32 = 5;
 
-/// Reads an object and decodes it. None: there is none.
+/// Reads an object and decodes it. `None`: there is no such object.
 ///
 /// # Errors
 /// If what stands there cannot be decoded, however often it is read.
@@ -164,13 +166,13 @@ pub(crate) async fn read_decoded<T>(
     }
 }
 
-/// Whether what was read damaged `reads` times before, and now again, is damaged where it stands.
+/// Counts a read that could not be decoded, and tells whether the object counts as damaged in the store.
 fn is_damaged_at_rest(reads: &mut u32) -> bool {
     *reads += 1;
     *reads >= DAMAGED_READS_MAX || canary::active!("one_damaged_read_is_believed")
 }
 
-/// What a look at an object of one volume brought.
+/// The result of reading a single volume's object.
 pub(super) enum ReadOutcome<T> {
     Found(T),
     Missing,
@@ -178,7 +180,7 @@ pub(super) enum ReadOutcome<T> {
     NoAnswer,
 }
 
-/// Looks at an object of one volume and decodes it.
+/// Reads a single volume's object within the limit, and decodes it.
 pub(super) async fn read_decoded_within_limit<T>(
     port: &impl LogPort,
     key: &str,
@@ -226,7 +228,7 @@ pub(crate) struct StoredRecord {
     pub(crate) digest: Digest,
 }
 
-/// Reads the record at a position of a host's log. None: there is none.
+/// Reads the record at a position of a host's log. `None`: there is no record.
 ///
 /// # Errors
 /// If what stands there is no record of that position.

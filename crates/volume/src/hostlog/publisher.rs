@@ -1,9 +1,9 @@
-//! The publisher: one create in flight per host, for every slice that is ready.
+//! The publisher: one create in flight per host, with every slice that is ready.
 //!
-//! The packs are in the store before it is asked. Then, as docs/store-protocol.md has it under
-//! "Publishing": a durable note with position and digest; the create; where its answer is not *won*, a
-//! look at what stands there; the look around; and only then the slices are called stored. It never
-//! retries under another name, and never goes on where something does not fit: [`Stop`] is for good.
+//! The packs are in the store before a batch is handed to it. Then, as docs/store-protocol.md has it under
+//! "Publishing": it makes the position and the record's digest durable in the local log, sends the create, reads
+//! the position where the answer is not *won*, looks around, and only then reports the slices as stored. It never
+//! repeats a record under another name, and never continues where something does not fit: [`Stop`] is final.
 
 pub use super::look_around::{OwnedVolume, UnverifiedReason};
 use super::look_around::{OwnedVolumes, check_previous, look_around};
@@ -27,29 +27,30 @@ pub struct Batch {
     pub volumes: Vec<(VolumeId, Epoch)>,
     /// The slices.
     pub slices: Vec<RecordSlice>,
-    /// Objects of root updates that follow when the record counts.
+    /// Objects of root updates that are sent once the record counts.
     pub objects: Vec<NamedObject>,
-    /// Which of the volumes end their epoch here: everything of it is in this record or before it.
+    /// Indexes of the volumes whose epoch ends with this record: everything of the epoch is in this record or
+    /// before it.
     pub ends: Vec<u16>,
 }
 
 /// A record that is effective for these volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EffectiveRecord {
-    /// The record. Slices of other volumes in it count for nothing.
+    /// The record. Its slices of other volumes do not count.
     pub record: Record,
-    /// Volumes of which all that the record has is stored.
+    /// Volumes whose slices in the record are stored.
     pub volumes: Vec<(VolumeId, Epoch)>,
 }
 
 /// What became of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Records that are effective now, in order; one of an earlier start may be before this one's.
+    /// Records that are effective now, in order. A record of an earlier start may come before this batch's.
     pub published: Vec<EffectiveRecord>,
-    /// Volumes that another host has taken: nothing of their epoch is stored any more.
+    /// Volumes that another host has taken: nothing more of their epoch will be stored.
     pub fenced: Vec<VolumeId>,
-    /// Volumes of which nothing is called stored for now, and why. Their slices are to be published again.
+    /// Volumes of which nothing is reported as stored for now, and why. Their slices have to be published again.
     pub unverified: Vec<(VolumeId, UnverifiedReason)>,
 }
 
@@ -58,20 +59,20 @@ pub struct Progress {
 pub struct Publisher<P> {
     port: P,
     own: SessionName,
-    /// The session before, until a record of this one has ended it.
+    /// The previous session, until a record of this session has ended it.
     ends_session: LogSession,
     state: LogState,
     volumes: OwnedVolumes,
-    /// The newest state is in no durable note.
+    /// The newest state is not durable yet.
     is_staged: bool,
-    /// The record before the next one was read just now.
+    /// The record before `next` was read just now.
     has_read_previous: bool,
     stopped: Option<Stop>,
 }
 
 impl<P: LogPort> Publisher<P> {
-    /// The publisher of a session. `before`: the session before it, which the first record ends: what
-    /// nothing names of it may be collected then.
+    /// The publisher of a session. `before` is the previous session, which the first record ends: afterwards the
+    /// collector may remove what nothing names of it.
     pub fn new(port: P, own: SessionName, before: LogSession, mut state: LogState) -> Publisher<P> {
         if canary::active!("unresolved_digests_are_forgotten") {
             state.unresolved.clear();
@@ -88,7 +89,7 @@ impl<P: LogPort> Publisher<P> {
         }
     }
 
-    /// A volume is owned from now on, or its epoch goes on after a start.
+    /// Adds a volume that this host owns from now on, or whose epoch continues after a start.
     pub fn attach(&mut self, volume: VolumeId, name: String, epoch: Epoch) {
         self.state.ended.retain(|(id, _)| *id != volume);
         let owned = OwnedVolume {
@@ -100,30 +101,30 @@ impl<P: LogPort> Publisher<P> {
         self.stage_state();
     }
 
-    /// It is not owned any more.
+    /// Removes a volume that this host does not own any more.
     pub fn detach(&mut self, volume: VolumeId) {
         self.volumes.remove(&volume);
         self.state.ended.retain(|(id, _)| *id != volume);
         self.stage_state();
     }
 
-    /// Where the log stands. Everything before `next` is resolved.
+    /// The state of the log. Everything before `next` is resolved.
     pub fn state(&self) -> &LogState {
         &self.state
     }
 
-    /// Whoever uses it found out that the host must stop: nothing more is published. The first reason stays.
+    /// Stops publishing: the caller found out that the host must stop. The first reason is kept.
     pub fn stop(&mut self, stop: &Stop) {
         self.stopped.get_or_insert_with(|| stop.clone());
     }
 
-    /// Why it does nothing any more.
+    /// Why the publisher stopped, if it did.
     pub fn stop_reason(&self) -> Option<&Stop> {
         self.stopped.as_ref()
     }
 
-    /// Finds out what became of a create of an earlier start. To be called once, when the volumes whose
-    /// tails go on are attached, and before anything else is published.
+    /// Resolves a create of an earlier start. To be called once, when the volumes whose tails go on are attached,
+    /// and before anything else is published.
     ///
     /// # Errors
     /// If the host must stop.
@@ -145,10 +146,11 @@ impl<P: LogPort> Publisher<P> {
         }
     }
 
-    /// Finds out what stands in the log up to its end: what became of a create of an earlier start, what
-    /// takers put there since the last record, and whether somebody else writes as this host.
+    /// Reads the log up to its end: it resolves a create of an earlier start, finds the fences that takers put
+    /// there since the last record, and detects another process that writes as this host.
     ///
     /// # Errors
+    ///
     /// If the host must stop.
     pub async fn catch_up(&mut self) -> Result<Progress, Stop> {
         let mut progress = Progress::default();
@@ -159,11 +161,11 @@ impl<P: LogPort> Publisher<P> {
 
     async fn pass_all(&mut self, progress: &mut Progress) -> Result<(), Stop> {
         self.check_stopped()?;
-        // Whoever caught up before may have been cut short.
+        // An earlier call may have been dropped halfway.
         self.has_read_previous = false;
         loop {
             let found = self.find(progress).await?;
-            // What was read a moment ago is not read again.
+            // The record just read need not be read again as the previous one.
             self.has_read_previous = matches!(found, PositionContent::Passed);
             match found {
                 // It may land yet: its digests stay until something stands there.
@@ -176,8 +178,8 @@ impl<P: LogPort> Publisher<P> {
 
     /// The mark for a root update: the last resolved position, which is still there and durably noted.
     ///
-    /// A fold of what went when the store was set back would put into the root what is gone. And a mark
-    /// that is only in memory could be forgotten, and passed by a record that comes after it.
+    /// After a store was set back, a fold would otherwise put into the root what is gone. And a crash would lose
+    /// a mark that is only in memory, so that a later record could stand at or below it.
     ///
     /// # Errors
     /// If the host must stop.
@@ -198,7 +200,7 @@ impl<P: LogPort> Publisher<P> {
         Ok(())
     }
 
-    /// Makes it durable where the log stands.
+    /// Makes the state of the log durable.
     async fn persist_state(&mut self) -> Result<(), Stop> {
         let noted = self.port.persist_state(self.state.clone()).await;
         noted.map_err(|LocalLogUnavailable| Stop::LocalLog)?;
@@ -206,7 +208,7 @@ impl<P: LogPort> Publisher<P> {
         Ok(())
     }
 
-    /// Leaves it to the next durable note.
+    /// Has the state written with the next frame of the local log.
     fn stage_state(&mut self) {
         self.port.stage_state(self.state.clone());
         self.is_staged = true;
@@ -249,7 +251,7 @@ impl<P: LogPort> Publisher<P> {
         }
     }
 
-    /// The record of what the batch has of volumes that are still owned. None: of none.
+    /// The record of the batch's slices of volumes that are still owned. `None`: no volume of the batch is.
     fn record_of(&self, batch: &Batch) -> Option<Record> {
         let is_owned = |at: u16| {
             let (volume, epoch) = batch.volumes[usize::from(at)];
@@ -296,7 +298,7 @@ impl<P: LogPort> Publisher<P> {
         })
     }
 
-    /// From here on what the record says survives loss of power, and so does that it may land.
+    /// Records in the local log, before the create is sent, what the record says and that it may land.
     async fn note_create(&mut self, record: &Record, digest: Digest) -> Result<(), Stop> {
         if !self.state.unresolved.contains(&digest) {
             self.state.unresolved.push(digest);
@@ -313,7 +315,7 @@ impl<P: LogPort> Publisher<P> {
         self.persist_state().await
     }
 
-    /// Sends the create until it is known what stands at its position.
+    /// Sends the create, and repeats it until it is known what stands at its position.
     async fn create(
         &mut self,
         bytes: Vec<u8>,
@@ -340,7 +342,7 @@ impl<P: LogPort> Publisher<P> {
         }
     }
 
-    /// Looks at what stands at the position of the next record.
+    /// Reads what stands at the position of the next record.
     async fn find(&mut self, progress: &mut Progress) -> Result<PositionContent, Stop> {
         let position = self.state.next;
         let found = read_record(&self.port, self.own.host, position).await;
@@ -360,7 +362,7 @@ impl<P: LogPort> Publisher<P> {
         Err(Stop::foreign_record(self.own.host, position))
     }
 
-    /// A taker's fence stands where the next record was to go.
+    /// Handles a taker's fence at the position of the next record.
     async fn on_fence(
         &mut self,
         fence: &StoredRecord,
@@ -382,14 +384,14 @@ impl<P: LogPort> Publisher<P> {
         Ok(())
     }
 
-    /// The volume is another host's: nothing of it is published any more.
+    /// Drops a volume that another host has taken: nothing more of it is published.
     fn fence(&mut self, volume: VolumeId, progress: &mut Progress) {
         if self.volumes.remove(&volume).is_some() {
             progress.fenced.push(volume);
         }
     }
 
-    /// The record is ours and in the log: looks whether it counts, and notes it.
+    /// Handles a record of this host that stands in the log: looks around, and records it as resolved.
     async fn on_won(&mut self, found: StoredRecord, progress: &mut Progress) -> Result<(), Stop> {
         let StoredRecord { record, digest } = found;
         let Content::Slices(slices) = &record.content else {
@@ -420,7 +422,7 @@ impl<P: LogPort> Publisher<P> {
         let named = slices.volumes.iter().copied();
         let counts = named.filter(|named| is_owned(named) && !is_doubtful(named.0));
         let volumes = counts.collect();
-        // Nothing of an epoch is published behind its end.
+        // After the end of an epoch nothing of it may be published.
         let ended: Vec<_> = slices.ended_epochs().filter(is_owned).collect();
         for (volume, _) in ended {
             self.volumes.remove(&volume);
@@ -435,7 +437,7 @@ impl<P: LogPort> Publisher<P> {
     }
 
     fn keep_stop(&mut self, result: Result<(), Stop>) -> Result<(), Stop> {
-        // A local log that takes no notes says so each time.
+        // A local log that takes no writes fails again at each call, so this reason need not be kept.
         if let Err(stop) = &result
             && *stop != Stop::LocalLog
         {
@@ -448,7 +450,7 @@ impl<P: LogPort> Publisher<P> {
 /// What stands at the position of the next record.
 enum PositionContent {
     Nothing,
-    /// A fence, which was passed: the next record goes behind it.
+    /// A fence; the next record goes behind it.
     Passed,
     /// A record that this host sent.
     Ours(Box<StoredRecord>),

@@ -13,8 +13,8 @@
 //! | 72 | | body, see docs/format.md "Records" |
 //! | end - 8 | 8 | CRC-64/NVME of all before it |
 //!
-//! What a record says counts only where no fence and no end of its epoch precedes it in the same log:
-//! that is for its readers to see, no record knows it of itself.
+//! A slice counts only if no fence and no end of its epoch precedes the record in the same log. The readers of
+//! the log check that; it cannot be read off the record alone.
 
 use super::names::{Digest, Position, SessionName};
 use crate::codec::{Reader, TruncatedInput, Writer, crc64};
@@ -37,34 +37,34 @@ const END_BYTES: usize = 2;
 const OBJECT_BYTES: usize = 12;
 const POSITION_BYTES: usize = 8;
 
-/// A pack that a record brings.
+/// A pack that a record names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordPack {
     /// Its number within its session.
     pub number: u64,
-    /// It is of the session that this record ends, not of the writer's own.
+    /// The pack is of the session that this record ends, not of the writer's own.
     pub is_kept: bool,
     /// Where its footer begins.
     pub footer_offset: u32,
     /// Bytes of the footer, without the trailer.
     pub footer_bytes: u32,
-    /// Of its bytes.
+    /// The digest of its bytes.
     pub digest: Digest,
 }
 
-/// A part of a volume's history, and the pack that has it. A slice in several packs stands in
-/// several rows with the same LSNs, one after the other.
+/// A part of a volume's history, and the pack that holds it. A slice in several packs stands in several rows with
+/// the same LSNs, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordSlice {
-    /// Which of the record's volumes.
+    /// Index of the volume in the record's table.
     pub volume: u16,
-    /// Which of the record's packs.
+    /// Index of the pack in the record's table.
     pub pack: u16,
     /// The first LSN.
     pub first: Lsn,
-    /// How many, above 0.
+    /// The number of LSNs, at least 1.
     pub count: u32,
-    /// All of its extents in the pack lie within: what is lost if the pack is.
+    /// The span of its extents in the pack: what is lost if the pack is.
     pub span: Span,
 }
 
@@ -75,24 +75,24 @@ impl RecordSlice {
     }
 }
 
-/// An object that only a root update will name. The record names it first, and the update is sent
-/// when the record counts: so a copy of the host, whose log is the same, cannot have it collected.
+/// An object that only a root update will name. The record names it before the update is sent, so that a
+/// collector run by a copy of the host, which shares the log, cannot remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedObject {
-    /// Which of the record's volumes: whose root is about to name it.
+    /// Index of the volume whose root is about to name it.
     pub volume: u16,
     /// It is an index object, not a pack.
     pub is_index: bool,
-    /// As of a pack.
+    /// As in [`RecordPack`].
     pub is_kept: bool,
     /// Its number within its session.
     pub number: u64,
 }
 
-/// Where a volume's records since its mark are.
+/// The positions of a volume's records since its mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableRow {
-    /// Which of the record's volumes.
+    /// Index of the volume in the record's table.
     pub volume: u16,
     /// Ascending, below the record's own position.
     pub positions: Vec<Position>,
@@ -105,7 +105,7 @@ pub struct Slices {
     pub floor: u64,
     /// Digest of the record before this one.
     pub previous: Digest,
-    /// The session that this record ends: the writer's is the next. Zero: none.
+    /// The session that this record ends, the writer's predecessor. Zero: none.
     pub ends_session: LogSession,
     /// The packs.
     pub packs: Vec<RecordPack>,
@@ -113,11 +113,11 @@ pub struct Slices {
     pub volumes: Vec<(VolumeId, Epoch)>,
     /// Slices: per volume in the order of its history.
     pub slices: Vec<RecordSlice>,
-    /// Which of the volumes end their epoch here.
+    /// Indexes of the volumes whose epoch ends here.
     pub ends: Vec<u16>,
     /// Objects of root updates to come.
     pub objects: Vec<NamedObject>,
-    /// Only in the first own record at or after each 64th position.
+    /// The table of volumes; only in the host's first record at or after each 64th position.
     pub table: Vec<TableRow>,
 }
 
@@ -126,16 +126,16 @@ pub struct Slices {
 pub enum Content {
     /// It publishes slices, ends epochs, or both.
     Slices(Slices),
-    /// It blocks the epochs below these; the volume with id 0 stands for all volumes of the host.
+    /// Blocks the volumes' epochs below these; the volume with id 0 stands for all volumes of the host.
     Fence(Vec<(VolumeId, Epoch)>),
 }
 
 /// A record of a host's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// In whose log it is.
+    /// The host in whose log it stands.
     pub log: HostId,
-    /// Where.
+    /// Its position there.
     pub position: Position,
     /// Who wrote it.
     pub writer: SessionName,
@@ -147,7 +147,7 @@ pub struct Record {
 pub const WHOLE_HOST: VolumeId = VolumeId([0; 16]);
 
 impl Record {
-    /// Volumes that it names by a slice, an end, an object or a fence.
+    /// Volumes that the record names by a slice, an end of an epoch, an object or a fence.
     pub(crate) fn named_volumes(&self) -> Vec<VolumeId> {
         let mut named: Vec<VolumeId> = match &self.content {
             Content::Fence(fences) => fences.iter().map(|(volume, _)| *volume).collect(),
@@ -163,7 +163,7 @@ impl Record {
         named
     }
 
-    /// Whether nothing of the volume's epoch counts behind this record.
+    /// Whether slices of the volume's epoch stop counting after this record.
     pub fn blocks(&self, volume: VolumeId, epoch: Epoch) -> bool {
         match &self.content {
             Content::Fence(fences) => fences.iter().any(|(id, below)| {
@@ -187,8 +187,8 @@ impl Record {
         }
     }
 
-    /// The sessions that wrote its packs and objects. A fence has none, and its writer need not be one that
-    /// is known by its bits: all hosts with a poisoned log fence as session zero.
+    /// The sessions that wrote the record's packs and objects. A fence has none: its writer may not be known by
+    /// its random bits, because all hosts with a poisoned log fence as session zero.
     pub fn sessions(&self) -> impl Iterator<Item = SessionName> {
         let none = LogSession::default();
         let wrote = match &self.content {
@@ -471,7 +471,7 @@ fn decode_slice(r: &mut Reader<'_>) -> Result<RecordSlice, FormatError> {
     })
 }
 
-/// `count` rows of this length, which must be there before room is made for them.
+/// Reads `count` rows of this length. Their bytes must be present before memory is allocated for them.
 fn rows<T>(
     r: &mut Reader<'_>,
     count: usize,
@@ -494,7 +494,7 @@ fn rows_of_any_length<T>(
     (0..count).map(|_| decode(r)).collect()
 }
 
-/// A reader behind magic and version of an object that ends in the CRC of all before it.
+/// Checks magic, version and the CRC at the end, and returns a reader behind magic and version.
 pub(crate) fn checked(
     bytes: &[u8],
     magic: [u8; 8],

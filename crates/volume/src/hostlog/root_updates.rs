@@ -1,9 +1,9 @@
-//! Updates of roots: identical bytes until it is answered, and a look at the root where it did not win.
+//! Updates of roots. The same bytes are sent until the store answers; where they did not win, the root is read.
 //!
-//! An update won if the root says what was sent in all but its sequence: in an epoch only its owner
-//! changes what a root says, others raise the epoch. What it names must stand in the owner's log, in a
-//! record that counts, before it is sent. Where the root has moved it is not sent again: the caller
-//! begins anew, from that root and with new objects.
+//! An update has won if the root equals what was sent in all but its sequence number: within an epoch only the
+//! owner changes a root, and others raise the epoch. What the update names must stand in the owner's log, in a
+//! record that counts, before it is sent. If the root has moved the update is not sent again: the caller begins
+//! anew, from that root and with new objects.
 
 use super::names::{Position, tombstone_key};
 use super::port::{LogPort, Pauses, read_decoded};
@@ -13,10 +13,10 @@ use crate::object::root::Root;
 use crate::object::{FormatError, root_key};
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
-/// A root, and the version in which it stands in the store.
+/// A root and its version in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionedRoot {
-    /// What it says.
+    /// The root.
     pub root: Root,
     /// Its version.
     pub version: Version,
@@ -25,13 +25,13 @@ pub struct VersionedRoot {
 /// What became of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateOutcome {
-    /// It is what the root says, or was until somebody raised the sequence.
+    /// The root has the update; its sequence may have been raised since.
     Won(VersionedRoot),
-    /// Something else stands there.
+    /// Another root stands there.
     Lost(VersionedRoot),
 }
 
-/// Why a root is of no use.
+/// Why a root cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateError {
     /// There is no root.
@@ -40,7 +40,7 @@ pub enum UpdateError {
     Unreadable(FormatError),
 }
 
-/// Reads a root, whatever it says.
+/// Reads a root, without judging it.
 ///
 /// # Errors
 /// If there is none, or it cannot be read.
@@ -51,15 +51,15 @@ pub async fn read_root(port: &impl LogPort, name: &str) -> Result<VersionedRoot,
     Ok(VersionedRoot { root, version })
 }
 
-/// Whether the volume was deleted, and another has its name: its tombstone was kept before that took the place.
-/// One that cannot be read says nothing.
+/// Whether the volume was deleted and another has taken its name: the deleted volume's tombstone is kept before
+/// the new root is written. An unreadable tombstone counts as none.
 pub(crate) async fn has_tombstone(port: &impl LogPort, volume: VolumeId) -> bool {
     let found = read_decoded(port, &tombstone_key(volume), Root::decode).await;
     let found = found.ok().flatten();
     found.is_some_and(|(root, _)| root.deleted && root.volume == volume)
 }
 
-/// Puts `next` into the place of `expected`: sends it until it is known what became of it.
+/// Replaces `expected` by `next`, and repeats the request until its outcome is known.
 ///
 /// # Errors
 /// If there is no root, or it cannot be read.
@@ -90,7 +90,8 @@ pub async fn update_root(
     }
 }
 
-/// In all but the sequence. Sessions of which a root names nothing are no difference.
+/// Whether two roots are equal in all but the sequence. Sessions of which a root names no object make no
+/// difference.
 fn is_equivalent(standing: &Root, sent: &Root) -> bool {
     let same = Root {
         sequence: sent.sequence,
@@ -99,27 +100,27 @@ fn is_equivalent(standing: &Root, sent: &Root) -> bool {
     same.encode() == sent.encode()
 }
 
-/// What an owner knows of its volume, to judge a root by.
+/// What an owner knows of its volume when it judges a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerView<'a> {
     /// The owner.
     pub host: HostId,
     /// The root that it wrote or read last.
     pub known: &'a Root,
-    /// Up to where its own log has called the volume stored.
+    /// The LSN up to which its own log has the volume stored.
     pub stored: Lsn,
     /// The position of its next record.
     pub next: Position,
 }
 
-/// What a root that an owner did not expect says about it.
+/// What an unexpected root means for the volume's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Another host has the volume.
     Fenced,
     /// A dead process of this host, or a copy, wrote it: the update begins again from this root.
     Moved,
-    /// Something is wrong with the whole host.
+    /// The whole host must stop.
     Stop(Stop),
 }
 
@@ -155,7 +156,7 @@ pub fn judge(standing: &Root, view: &OwnerView<'_>) -> Verdict {
     Verdict::Moved
 }
 
-/// What became of an owner's update.
+/// The outcome of an owner's update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnersUpdate {
     /// The root is this.
@@ -166,12 +167,12 @@ pub enum OwnersUpdate {
     Fenced,
 }
 
-/// Why an owner's update ended without an answer to it.
+/// Why an owner's update ended without an outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnersError {
     /// The whole host must stop.
     Stop(Stop),
-    /// The root is of no use.
+    /// The root cannot be used.
     Root(UpdateError),
 }
 
@@ -200,7 +201,7 @@ pub async fn update_own_root(
     }
 }
 
-/// The epoch of whoever opens next.
+/// The epoch that the next opening takes.
 pub(super) fn next_epoch(root: &Root) -> Epoch {
     Epoch(root.epoch.0 + 1)
 }

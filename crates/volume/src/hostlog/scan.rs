@@ -1,7 +1,7 @@
-//! Reading another host's log from a mark on: what it has of volumes that are being taken from it.
+//! Reading another host's log from a mark on: what it holds of the volumes that are being taken from it.
 //!
-//! Slices count in the order of the log and chained by LSN, up to the first fence or end that blocks
-//! their epoch. Each record is checked against the digest that the next one has.
+//! Slices count in the order of the log and must follow each other by LSN, up to the first fence or end that
+//! blocks their epoch. The digest that each record has of its predecessor is checked.
 
 use super::look_around::read_low_mark;
 use super::names::{Digest, Position};
@@ -13,12 +13,12 @@ use crate::object::root::{DeltaRef, Predecessor, Root};
 use crate::object::sessions::SessionNames;
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
-/// Records that are read side by side, at most.
+/// Records that are read in parallel, at most.
 const WINDOW_MAX: u64 = 64;
-/// Where a record is looked for behind a position that has none: so far behind it, and four times as far, and
-/// so on. It is found if at least three times as many follow a hole as the hole has.
+/// Distances behind an empty position at which a record is looked for. A record behind a hole is found if at
+/// least three times as many records follow the hole as the hole has.
 const LOOKS_BEHIND: [u64; 6] = [1, 4, 16, 64, 256, 1024];
-/// How often a scan begins again whose records vanish while they are read.
+/// Attempts of a scan whose records are removed while it reads.
 pub(super) const ATTEMPTS_MAX: u32 = 16;
 
 /// What the log holds of one volume's epoch beyond its root.
@@ -27,26 +27,26 @@ pub(crate) struct Chain {
     volume: VolumeId,
     epoch: Epoch,
     mark: Position,
-    /// Up to where the volume's history is known, the root's part included.
+    /// The LSN up to which the volume's history is known, including the root's part.
     pub(crate) last: Lsn,
     /// The packs, oldest first, each with the position of its record.
     pub(super) deltas: Vec<(Position, DeltaRef)>,
     /// The sessions of the packs, and of others of the log.
     pub(super) sessions: SessionNames,
-    /// Where the fence or end stands behind which nothing counts.
+    /// The position of the fence or end behind which nothing counts.
     pub(super) blocked_at: Option<Position>,
-    /// What the log says of this volume alone does not fit.
+    /// The log's records of this volume do not fit; other volumes are not affected.
     broken: Option<ScanError>,
 }
 
-/// Why a scan found no end.
+/// Why a scan did not reach the end of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScanError {
     /// Records do not follow each other: some were removed meanwhile, or the store was set back.
     Broken(Position),
-    /// No record stands there, and there were, or are, records behind it.
+    /// No record stands there, although there are, or were, records behind it.
     Missing(Position),
-    /// What stands there is no record.
+    /// The object there is not a record.
     Unreadable(Position, FormatError),
 }
 
@@ -63,12 +63,12 @@ pub(super) struct Scan {
     window: u64,
     /// The last one to read.
     last: Position,
-    /// Up to here records stood there: whoever says so passed them.
+    /// Records are known to have stood up to here.
     known: Position,
 }
 
 impl Chain {
-    /// Begins where the root ends.
+    /// A chain that begins where the root ends.
     pub(super) fn new(volume: VolumeId, predecessor: Predecessor, last: Lsn) -> Chain {
         Chain {
             volume,
@@ -90,17 +90,17 @@ impl Chain {
         self.broken.is_none()
     }
 
-    /// What was read of it counts for nothing.
+    /// Discards what was read of it.
     pub(super) fn fail(&mut self, error: &ScanError) {
         self.broken = Some(error.clone());
     }
 
-    /// Whether the record at a position matters to it.
+    /// Whether the chain needs the record at this position.
     pub(super) fn needs(&self, position: Position) -> bool {
         self.is_open() && self.mark < position
     }
 
-    /// What was read of it, if that fits.
+    /// What was read of the volume, unless it does not fit.
     pub(super) fn into_result(self) -> Result<Chain, ScanError> {
         match &self.broken {
             Some(error) => Err(error.clone()),
@@ -108,7 +108,7 @@ impl Chain {
         }
     }
 
-    /// Lays a record's slices of the volume over what was read before.
+    /// Appends a record's slices of the volume.
     fn take(&mut self, found: &StoredRecord) -> Result<(), ScanError> {
         let at = found.record.position;
         if at <= self.mark {
@@ -134,7 +134,7 @@ impl Chain {
 }
 
 impl ScanError {
-    /// The record that is not what it should be.
+    /// The position of the record at fault.
     pub(super) fn position(&self) -> Position {
         match self {
             ScanError::Broken(at) | ScanError::Missing(at) | ScanError::Unreadable(at, _) => *at,
@@ -143,11 +143,11 @@ impl ScanError {
 }
 
 impl Scan {
-    /// From the lowest mark of these volumes on, but not below the log's low mark.
+    /// A scan from the lowest mark of these volumes, but not below the log's low mark.
     pub(super) fn new(host: HostId, low: Option<Position>, chains: Vec<Chain>) -> Scan {
         let marks = || chains.iter().map(|chain| chain.mark);
         let from = marks().min().unwrap_or_default().next();
-        // The owner of each of the roots passed the record at its mark.
+        // The owner of each root passed the record at that root's mark.
         let known = marks().max().unwrap_or_default();
         Scan {
             host,
@@ -160,14 +160,13 @@ impl Scan {
         }
     }
 
-    /// The log is known to have gone on up to here.
+    /// Sets the position up to which records are known to have stood.
     pub(super) fn with_known(mut self, known: Position) -> Scan {
         self.known = self.known.max(known);
         self
     }
 
-    /// Reads on until every chain is blocked, or until the first position where nothing stands:
-    /// then true.
+    /// Reads until every chain is blocked, or until the first empty position: then it returns true.
     pub(super) async fn run(&mut self, port: &impl LogPort) -> Result<bool, ScanError> {
         while self.at <= self.last && self.chains.iter().any(Chain::is_open) {
             let end = self
@@ -196,11 +195,12 @@ impl Scan {
         Ok(false)
     }
 
-    /// Whether the log ends where nothing was found. False: a record came to stand there meanwhile.
+    /// Whether the log ends at the empty position. False: a record has appeared there meanwhile.
     ///
     /// # Errors
-    /// If it goes on behind it: a log has no holes, so somebody removed what stood there. A fence put into
-    /// the hole would cut off all that is behind it.
+    ///
+    /// If records follow the empty position. A log has no holes, so somebody removed what stood there, and a
+    /// fence in the hole would cut off everything behind it.
     async fn is_end(&self, port: &impl LogPort, is_followed: bool) -> Result<bool, ScanError> {
         if canary::active!("hole_is_the_end") {
             return Ok(true);
@@ -220,14 +220,14 @@ impl Scan {
         if !is_followed {
             return Ok(true);
         }
-        // The owner and other takers go on meanwhile: each position is taken before the next one.
+        // The owner and other takers keep writing meanwhile, so positions are read in order.
         match read_record(port, host, self.at).await {
             Ok(None) => Err(ScanError::Missing(self.at)),
             _ => Ok(false),
         }
     }
 
-    /// Takes what the record at `at` says.
+    /// Takes the record at `at` into the chains.
     pub(super) fn take(&mut self, found: &StoredRecord) -> Result<(), ScanError> {
         if let (Content::Slices(slices), Some(previous)) = (&found.record.content, self.previous)
             && slices.previous != previous
@@ -239,7 +239,7 @@ impl Scan {
                 chain.fail(&error);
                 continue;
             }
-            // What stands up to the mark was judged by whoever put it into the root.
+            // Records up to the mark were judged when they were folded into the root.
             if self.at > chain.mark && found.record.blocks(chain.volume, chain.epoch) {
                 chain.blocked_at = Some(self.at);
             }
@@ -250,7 +250,7 @@ impl Scan {
     }
 }
 
-/// Up to which LSN the store has a volume: its root, and what the log of whoever holds it says beyond.
+/// The LSN up to which the store has a volume: by its root, and by the log of its holder beyond the root.
 ///
 /// # Errors
 /// If records are missing or do not fit, which may also be because the root changed meanwhile.
@@ -258,7 +258,7 @@ pub async fn read_stored(port: &impl LogPort, root: &Root) -> Result<Lsn, ScanEr
     read_beyond_root(port, root).await.map(|found| found.last)
 }
 
-/// What the log of whoever holds a volume says beyond its root: a prefix of what was stored.
+/// What the log of a volume's holder has beyond its root: a prefix of what was stored.
 ///
 /// # Errors
 /// As [`read_stored`].
@@ -290,7 +290,7 @@ pub async fn read_beyond_root(port: &impl LogPort, root: &Root) -> Result<OwnLog
 /// What an owner's own log holds of a volume beyond its root.
 #[derive(Clone, Debug)]
 pub struct OwnLog {
-    /// Up to which LSN.
+    /// The LSN up to which the log has it.
     pub last: Lsn,
     /// The packs, oldest first, each with the position of its record.
     pub deltas: Vec<(Position, DeltaRef)>,
@@ -315,7 +315,7 @@ pub async fn read_own_log(
     };
     let mut broken = ScanError::Broken(last);
     for _ in 0..ATTEMPTS_MAX {
-        // What is below it names the volume nowhere.
+        // No record below the low mark names the volume.
         let low = read_low_mark(port, host).await;
         let chain = Chain::new(root.volume, own, root.lsn);
         let mut scan = Scan::new(host, low, vec![chain]);

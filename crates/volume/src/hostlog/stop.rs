@@ -1,7 +1,7 @@
-//! Why a host publishes nothing any more: what it found does not fit what it wrote.
+//! Why a host stops publishing: what it found in the store does not fit what it wrote.
 //!
-//! A stop is for good and for the whole host. It uploads nothing and acknowledges nothing more; what its
-//! log holds stays there, for rescue.
+//! A stop is final and concerns the whole host. The host uploads and acknowledges nothing more; what its log
+//! holds stays there for rescue.
 
 use std::fmt;
 
@@ -14,13 +14,13 @@ use crate::units::HostId;
 pub enum Stop {
     /// Another process with a copy of this host's directory or memory writes under its name.
     Cloned(String),
-    /// Somebody ended this host: its low mark is gone, or a fence blocks all of its volumes.
+    /// The host was retired: its low mark is gone, or a fence blocks all of its volumes.
     Retired(String),
     /// The store is older than what this host has written there.
     SetBack(String),
-    /// An object of this host's log is damaged where it stands. Nobody else need have written it.
+    /// An object of this host's log is damaged in the store. That does not mean that another host wrote it.
     Damaged(String),
-    /// The local log takes nothing more.
+    /// The local log takes no writes any more.
     LocalLog,
 }
 
@@ -30,7 +30,7 @@ impl Stop {
         Stop::Cloned(format!("{key} was written by another process"))
     }
 
-    /// What stands there cannot be read, so nobody can say whose it is.
+    /// The stop for an object that cannot be read, so that its writer is not known.
     pub(super) fn unreadable(key: &str, error: &FormatError) -> Stop {
         let what = format!("{key} cannot be read ({error})");
         match canary::active!("damage_is_a_copys") {

@@ -1,7 +1,7 @@
 //! Taking volumes over: claim, read the predecessor's log, fence it, look again, adopt.
 //!
-//! Only adoption makes an owner. Whoever dies before it never served, and the next claimant finds the
-//! same predecessor. Several volumes of one predecessor are taken with one scan and one fence.
+//! Only adoption makes a host the owner. A claimant that dies before it never served, and the next claimant finds
+//! the same predecessor. Several volumes of one predecessor are taken with one scan and one fence.
 
 use std::collections::BTreeMap;
 
@@ -18,25 +18,25 @@ use crate::jobs::join_all;
 use crate::object::root::{Owner, Predecessor, Root};
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
-/// How often a claim is tried that others are faster with, and a scan whose records vanish.
+/// Attempts of a claim that other hosts win, and of a scan whose records are removed while it reads.
 const ATTEMPTS_MAX: u32 = 16;
 
 /// Why a volume was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TakeError {
-    /// Somebody holds it, or is taking it, and it was not to be taken from him.
+    /// Another host holds the volume or is taking it, and the request does not take over.
     Held(Box<Root>),
-    /// Another claimant came later, and has it now.
+    /// A later claimant has taken the volume.
     Outrun,
-    /// There is no root, or it is of no use.
+    /// There is no root, or it cannot be used.
     Root(UpdateError),
-    /// There is no such volume any more.
+    /// The volume was deleted.
     Deleted,
     /// The predecessor's log cannot be read.
     Log(UnreadableLog),
 }
 
-/// A host's log cannot be read where it is needed: the key, why, and what is to be done.
+/// A host's log cannot be read where it is needed: the text has the key, the reason and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableLog(pub String);
 
@@ -57,26 +57,26 @@ impl From<UpdateError> for TakeError {
 pub struct TakeRequest {
     /// Its name.
     pub name: String,
-    /// Its epoch must be above this one: a store that was set back gives out no epoch again.
+    /// Its new epoch must be above this one, so that a store that was set back gives out no epoch twice.
     pub above: Epoch,
-    /// Take it from whoever holds it.
+    /// Take it even if another host holds it.
     pub take_over: bool,
-    /// Only if this version of the root still stands: whoever wants it judged that one.
+    /// Take it only if the root still has this version, the one that the caller judged.
     pub judged: Option<Version>,
-    /// The newest LSN of a tail that goes on: the hold goes on with it.
+    /// The newest LSN of the tail that continues the hold.
     pub continues: Option<Lsn>,
 }
 
 /// Takes volumes for one host.
 #[derive(Debug)]
 pub struct Taker<'a, P> {
-    /// What it asks.
+    /// The environment.
     pub port: &'a P,
     /// The host and its session.
     pub own: SessionName,
     /// What to call the host in messages.
     pub label: &'a str,
-    /// Where the host's own log stands: the last position that is resolved.
+    /// The last resolved position of the host's own log.
     pub mark: Position,
     /// The time, for display.
     pub unix_ms: u64,
@@ -86,7 +86,7 @@ pub struct Taker<'a, P> {
 pub type TakeResults = BTreeMap<String, Result<VersionedRoot, TakeError>>;
 
 impl<P: LogPort> Taker<'_, P> {
-    /// Takes all of these that it may. What is won is owned: its root names this host, and packs up
+    /// Takes those of the volumes that it may. Each one won is owned: its root names this host, and the packs up
     /// to the end of its predecessor's log.
     pub async fn take(&self, wanted: &[TakeRequest]) -> TakeResults {
         let claims = wanted.iter().map(|wanted| Box::pin(self.claim(wanted)));
@@ -133,7 +133,7 @@ impl<P: LogPort> Taker<'_, P> {
         }
     }
 
-    /// Takes the next epoch. From now on its old owner cannot update the root.
+    /// Takes the next epoch. From then on the old owner cannot update the root.
     pub(crate) async fn claim(&self, wanted: &TakeRequest) -> Result<VersionedRoot, TakeError> {
         for _ in 0..ATTEMPTS_MAX {
             let VersionedRoot { root, version } = read_root(self.port, &wanted.name).await?;
@@ -163,8 +163,8 @@ impl<P: LogPort> Taker<'_, P> {
                 false => root.predecessor,
             };
             let epoch = next_epoch(&root).max(Epoch(wanted.above.0 + 1));
-            // At once: after a claim that was cut short, no tail of the hold before may look as if it
-            // continued this one, for nobody judges it again.
+            // Set with the claim: nobody judges the tails again after a claim that was cut short, so no tail of
+            // the previous hold may look as if it continued this one.
             let since = match wanted.continues {
                 None if !canary::active!("cut_short_claim_keeps_the_hold") => epoch,
                 _ => root.since,
@@ -188,8 +188,8 @@ impl<P: LogPort> Taker<'_, P> {
         Err(TakeError::Outrun)
     }
 
-    /// Reads and fences the log of the host from which these volumes are taken: for each, in this order, what
-    /// the log has of it. A record that cannot be read costs only those that need it.
+    /// Reads and fences the log of the host from which these volumes are taken. Returns, in their order, what the
+    /// log has of each. A record that cannot be read fails only the volumes that need it.
     pub(crate) async fn read_log(
         &self,
         host: HostId,
@@ -213,23 +213,23 @@ impl<P: LogPort> Taker<'_, P> {
                     {
                         Some(Err(log_error(host, error)))
                     }
-                    // It was not read up to there for this one.
+                    // The scan did not get far enough for this volume.
                     (Some(_), _) if chain.is_open() => None,
                     _ => Some(chain.into_result().map_err(|error| log_error(host, &error))),
                 };
             }
-            // At least the one with the lowest mark is settled: a scan begins behind it.
+            // At least the volume with the lowest mark is done, so the next scan begins behind it.
         }
         read.into_iter().flatten().collect()
     }
 
-    /// Reads and fences it for these, as far as that goes.
+    /// Reads and fences the log for these volumes, as far as possible.
     async fn read_group(
         &self,
         host: HostId,
         claimed: &[VersionedRoot],
     ) -> (Vec<Chain>, Option<ScanError>) {
-        // The own log stood up to where this host has resolved it.
+        // The host's own log has records up to its resolved position.
         let known = match host == self.own.host {
             true => self.mark,
             false => Position::default(),
@@ -248,7 +248,7 @@ impl<P: LogPort> Taker<'_, P> {
             let mut scan = Scan::new(host, low, chains.collect()).with_known(known);
             let error = self.fence(host, &mut scan, claimed).await.err();
             let before = std::mem::replace(&mut low, read_low_mark(self.port, host).await);
-            // Records may have been removed while they were read: the low mark says so.
+            // Records may have been removed during the scan; the low mark tells.
             let is_whole = error.is_none() && scan.chains.iter().all(|chain| chain.is_whole());
             let blocked = scan.chains.iter().filter_map(|chain| chain.blocked_at);
             let is_below = blocked.min().is_some_and(|blocked| Some(blocked) < low);
@@ -266,7 +266,7 @@ impl<P: LogPort> Taker<'_, P> {
         }
     }
 
-    /// Scans to the end, and puts a fence there for all volumes that are not blocked yet.
+    /// Scans to the end of the log, and creates a fence there for all volumes that are not blocked yet.
     async fn fence(
         &self,
         host: HostId,
@@ -291,7 +291,7 @@ impl<P: LogPort> Taker<'_, P> {
         Ok(())
     }
 
-    /// Creates a fence, and says what stands there: the fence, or whatever was faster.
+    /// Creates a fence, and returns what stands at its position: the fence, or a record that was created first.
     async fn create(&self, fence: &Record) -> Result<StoredRecord, crate::object::FormatError> {
         let data = fence.encode();
         let digest = Digest::of(&data);
@@ -312,7 +312,7 @@ impl<P: LogPort> Taker<'_, P> {
         }
     }
 
-    /// Makes this host the owner of what was read.
+    /// Makes this host the owner of the volume, with what was read.
     pub(crate) async fn adopt(
         &self,
         wanted: &TakeRequest,
@@ -339,7 +339,7 @@ impl<P: LogPort> Taker<'_, P> {
                 Some(_) => root.since,
                 None => root.epoch,
             },
-            // What a tail holds beyond the store goes on as this history.
+            // A tail that holds more than the store continues this history.
             first: lsn.max(wanted.continues.unwrap_or_default()).next(),
             lsn,
             unix_ms: self.unix_ms,
