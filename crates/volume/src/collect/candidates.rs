@@ -1,7 +1,7 @@
 //! Candidates: what the last pass found to be garbage. Only what two passes found is removed.
 //!
-//! One object of the store, which all collectors share, replaced by conditional update. It proves nothing: whoever removes
-//! a candidate has found by itself that nothing reaches it.
+//! One object of the store, which all collectors share, replaced by conditional update. It proves nothing: a pass
+//! that removes a candidate has itself found that nothing reaches the object.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -22,21 +22,21 @@ use crate::hostlog::record::checked;
 use crate::object::FormatError;
 use crate::object::sessions::{decode_session, encode_session};
 
-/// Its key.
+/// The object's key.
 pub const CANDIDATES_KEY: &str = "garbage/candidates";
 const MAGIC: [u8; 8] = *b"FIRNGARB";
 const VERSION: u16 = 1;
-/// Up to the writer: no two passes have these bytes alike.
+/// Bytes up to and including the writer; they differ between any two passes.
 pub(super) const HEAD_BYTES: usize = 64;
 const SESSION_BYTES: usize = 32;
 const CANDIDATE_BYTES: usize = 16;
-/// So many are kept: what is beyond is found again by a later pass.
+/// The largest number of candidates; later passes find the rest again.
 pub const CANDIDATES_MAX: usize = 1 << 18;
 
 /// An object that a pass found to be garbage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
-    /// Who wrote it.
+    /// The session that wrote it.
     pub session: SessionName,
     /// It is an index object, not a pack.
     pub is_index: bool,
@@ -44,16 +44,16 @@ pub struct Candidate {
     pub number: u64,
 }
 
-/// What passes leave for those that follow.
+/// What a pass leaves for the next one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidates {
-    /// How many passes there were.
+    /// The number of passes so far.
     pub passes: u64,
-    /// When the last one ended.
+    /// When the last pass ended.
     pub unix_ms: u64,
-    /// Who made it.
+    /// The session that made the pass.
     pub writer: SessionName,
-    /// What it found.
+    /// The objects that it found to be garbage.
     pub objects: Vec<Candidate>,
 }
 

@@ -1,4 +1,4 @@
-//! Why a pass removed nothing: what it must read, and could not.
+//! Why a pass removed nothing: something that it must read could not be read.
 
 use super::candidates::CANDIDATES_KEY;
 use crate::object::FormatError;
@@ -7,19 +7,19 @@ use crate::units::VolumeId;
 /// Why a pass removed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CollectError {
-    /// What a root names, or a root, is gone: nobody can say what it held.
+    /// A root, or an object that a root names, is missing, so it is not known what that reached.
     Missing(String),
-    /// There is neither a root nor a tombstone of a volume that a log names, a host serves, or an object is of.
+    /// A volume that a log names, a host serves, or an object belongs to has neither a root nor a tombstone.
     RootMissing(VolumeId),
     /// An object cannot be read.
     Unreadable(String, FormatError),
-    /// The store gives no answer about an object, with what it says instead.
+    /// The store did not answer about an object; the text has its last error.
     NoAnswer(String, String),
-    /// A newer firn wrote what passes leave for each other.
+    /// A newer firn wrote the list of candidates.
     NewerCandidates(FormatError),
-    /// Two sessions have the same random bits: one of the keys is not firn's.
+    /// Two sessions have the same random bits, so firn did not write one of the keys.
     TwoSessions,
-    /// New volumes and pins came faster than they were read.
+    /// New volumes and pins appeared faster than the pass read them.
     Moving,
 }
 

@@ -1,8 +1,9 @@
-//! When a pass gives up: one key of the store gives no answer, however often it is asked.
+//! When a pass gives up: requests for one key keep failing.
 //!
-//! Procedures below ask until they are answered. That is right for what a server cannot do without; a pass can be
-//! made another time, and one that waits for ever is a collector that is dead and says nothing. Counts by key, since
-//! answers about others say nothing of it. Never counts removals: those are asked for once, and are said as failed.
+//! The procedures below repeat a request until the store answers. That is right for what a server cannot do
+//! without. But a pass can be made another time, and a collector that waits for ever is dead and says nothing.
+//! Failures count by key, because answers about other keys say nothing about this one. Removals are not counted:
+//! they are sent once, and reported as failed.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,15 +17,15 @@ use crate::hostlog::port::{LocalLogUnavailable, LogPort};
 use crate::lock::lock;
 use crate::sync::Mutex;
 
-/// The store gave no answer about a key.
+/// The store did not answer about a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoAnswer {
     pub(crate) key: String,
-    /// What the last attempt ended with.
+    /// The error of the last attempt.
     pub(crate) error: String,
 }
 
-/// A port whose requests fail so often in a row, and no more.
+/// A port that gives up after a number of failures of a request in a row.
 #[derive(Debug)]
 pub(crate) struct LimitedPort<P> {
     port: P,
@@ -34,7 +35,7 @@ pub(crate) struct LimitedPort<P> {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of keys that are asked again: as many as there are requests side by side.
+    /// Failures by key, of requests that are being repeated: as many as run in parallel.
     in_a_row: BTreeMap<String, u32>,
     no_answer: Option<NoAnswer>,
 }
@@ -48,7 +49,7 @@ impl<P> LimitedPort<P> {
         }
     }
 
-    /// The result of `work`, which asks this port, unless the limit is reached before.
+    /// Runs `work`, which uses this port, until it ends or the limit is reached.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, NoAnswer> {
         let mut work = pin!(work);
         std::future::poll_fn(|cx| {

@@ -1,7 +1,7 @@
 //! What is in the store when a pass begins: packs and index objects, by their keys.
 //!
-//! A key says whose an object is, and nothing about whether it is needed. What has no key of this form is not firn's
-//! and none of the collector's business.
+//! A key says which session wrote an object, and nothing about whether it is needed. The collector ignores
+//! objects whose keys do not have this form: firn did not write them.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use crate::hostlog::names::{INDEX_PREFIX, PACK_PREFIX, SessionName, object_of_ke
 use crate::hostlog::port::list;
 use crate::object::ObjectId;
 
-/// An object that was there.
+/// An object in the listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ListedObject {
-    /// Which of the listing's sessions wrote it.
+    /// Index of the session that wrote it.
     pub(super) session: u32,
     pub(super) is_index: bool,
     pub(super) number: u64,
     pub(super) bytes: u64,
 }
 
-/// All packs and index objects that were there.
+/// All packs and index objects in the store.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     pub(super) sessions: Vec<SessionName>,
@@ -48,7 +48,7 @@ impl Listing {
     }
 }
 
-/// Lists them.
+/// Lists the packs and index objects.
 ///
 /// # Errors
 /// If two sessions have the same random bits: then an object in memory is not known by them.
@@ -80,7 +80,7 @@ pub(super) async fn list_objects(port: &impl CollectPort) -> Result<Listing, Col
     }
 }
 
-/// Removes an object. One that is gone is no error.
+/// Removes an object. A missing object is no error.
 ///
 /// # Errors
 /// Which one stays, and what the store says.

@@ -1,7 +1,7 @@
-//! What the logs of hosts name, and which objects nobody will name any more: those of sessions that a later one's
+//! What the logs of hosts name, and which objects will never be named: those of sessions that a later session's
 //! record has ended, and those below a session's floor.
 //!
-//! Of a log that is not whole, or cannot be read, nothing is concluded: all objects of its host stay.
+//! From a log that is not whole, or cannot be read, nothing is concluded: all objects of its host stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,27 +15,27 @@ use crate::jobs::join_all;
 use crate::object::{FormatError, ObjectId};
 use crate::units::{HostId, LogSession, VolumeId};
 
-/// What hosts will name no more.
+/// Objects that hosts will not name any more.
 #[derive(Debug, Default)]
 pub(super) struct EndedSessions {
     hosts: BTreeMap<HostId, HostSessions>,
     /// Records that were read.
     pub(super) records: u64,
-    /// Volumes that they name: each has a root, or had one.
+    /// Volumes that the records name: each has a root, or had one.
     pub(super) volumes: BTreeSet<VolumeId>,
-    /// Hosts of whose logs nothing is concluded.
+    /// Hosts from whose logs nothing is concluded.
     pub(super) unsure: Vec<HostId>,
 }
 
 #[derive(Debug, Default)]
 struct HostSessions {
-    /// The newest session that has a record: those before it are over.
+    /// The newest session with a record: the sessions before it have ended.
     newest: u64,
     floors: BTreeMap<LogSession, u64>,
 }
 
 impl EndedSessions {
-    /// Whether nobody will name the object who has not named it yet.
+    /// Whether the object will not be named unless something names it already.
     pub(super) fn is_over(&self, SessionName { host, session }: SessionName, number: u64) -> bool {
         if canary::active!("collector_trusts_no_session") {
             return true;
@@ -101,7 +101,8 @@ struct Log<'a, P> {
 }
 
 impl<P: CollectPort> Log<'_, P> {
-    /// Reads it from the low mark to its end. False: it has a hole, or records that do not follow each other.
+    /// Reads the log from the low mark to its end. False: it has a hole, or records that do not follow each
+    /// other.
     async fn read(&mut self, listed: &BTreeSet<Position>) -> Result<bool, FormatError> {
         let Some(mut at) = read_low_mark(self.port, self.host).await else {
             return Ok(false);
@@ -140,7 +141,7 @@ impl<P: CollectPort> Log<'_, P> {
         }
     }
 
-    /// False: it does not follow the record before it.
+    /// Takes a record. False: it does not follow the record before it.
     fn take(&mut self, StoredRecord { record, digest }: &StoredRecord) -> bool {
         self.records += 1;
         let previous = self.previous.replace(*digest);
@@ -157,7 +158,7 @@ impl<P: CollectPort> Log<'_, P> {
     }
 }
 
-/// What a record names.
+/// Adds the objects that a record names.
 fn name_objects(record: &Record, named: &mut NamedObjects) {
     let Content::Slices(slices) = &record.content else {
         return;

@@ -1,16 +1,19 @@
 //! The collector: finds packs and index objects that nothing can reach, and removes them in a later pass.
 //!
-//! A pass lists what is there, then reads in the direction in which names flow: logs, roots, pins, roots that came
-//! meanwhile. What it listed, found named nowhere, and knows to be of a session that has ended or below a floor is
-//! garbage for good: names are used once, and nobody is left who could name it. It becomes a *candidate*, durably, and is
-//! removed by a later pass that finds the same with its own eyes; one that is found named then is *recovered*, and
-//! said loudly. Clocks and ages decide nothing. A pass that cannot read something it must read removes nothing.
+//! A pass lists the store, then reads in the direction in which names flow: logs, roots, pins, and roots that
+//! appeared meanwhile. An object is garbage if the pass listed it, found it named nowhere, and knows that its
+//! session has ended or that it is below its session's floor. That is final: keys are used once, and no host is
+//! left that could name it. The pass records it as a *candidate*. A later pass that finds the same by itself
+//! removes it; if that pass finds it named, it counts as *recovered* and is logged as an error. Clocks and ages
+//! decide nothing. A pass that cannot read something it must read removes nothing.
 //!
-//! Any number of collectors may run, in any hosts. Memory: about 24 bytes for each object of the store and 30 for each
-//! index block; keys of one LIST while it is taken in.
+//! Any number of collectors may run, on any hosts. Memory: about 24 bytes for each object of the store and 30 for
+//! each index block, and the keys of one LIST while it is processed.
 //!
-//! [`pass`] is the order of it all; `listing` what is there, `logs` and `trace` what is named, [`candidates`] what
-//! is kept between passes, `owners` whose it is that a pass would remove, `limit` when one gives up. They ask a [`CollectPort`] and know nothing of the engine, so that tests drive the same code.
+//! [`pass`] has the order of the steps; `listing` the objects in the store, `logs` and `trace` the names,
+//! [`candidates`] the state between passes, `owners` the volumes of the objects that a pass would remove, `limit`
+//! when a pass gives up. They use a [`CollectPort`] and know nothing of the engine, so that tests run the same
+//! code.
 
 pub mod candidates;
 mod error;
@@ -27,18 +30,18 @@ use std::future::Future;
 use crate::driver::ComputeError;
 use crate::hostlog::port::LogPort;
 
-/// What the collector asks for.
+/// The environment of the collector.
 pub trait CollectPort: LogPort {
-    /// Has `work`, which reads about so many bytes, done where it holds up nobody.
+    /// Runs `work`, which reads about so many bytes, where it holds up no other job.
     fn compute<T: Send + 'static>(
         &self,
         bytes: u64,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> impl Future<Output = Result<T, ComputeError>> + Send;
 
-    /// Pause after each window of requests, so that a pass leaves the store to others.
+    /// The pause after each window of requests, which leaves the store to others.
     fn pace_ns(&self) -> u64;
 }
 
-/// Requests of a pass that are on their way side by side.
+/// Requests of a pass that run in parallel.
 const SIDE_BY_SIDE: usize = 16;

@@ -1,6 +1,6 @@
 //! The names that a pass has found: packs and index objects that something can reach.
 //!
-//! Grows only: an object that was named once during a pass is alive for it.
+//! It only grows: an object that was named once during a pass is live for that pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ impl Objects {
     }
 }
 
-/// What is named, of each kind: both share one row of numbers, but a name is of one kind.
+/// The named objects of each kind. Both kinds share one sequence of numbers, but a name is of one kind.
 #[derive(Debug, Default)]
 pub(super) struct NamedObjects {
     packs: Objects,

@@ -1,10 +1,10 @@
-//! Whose objects are that a pass is about to remove.
+//! Finds the volumes of the objects that a pass is about to remove.
 //!
-//! A volume has a root, or a tombstone, from before it has an object and for ever. So objects of a volume that has
-//! neither bear witness that somebody else removed its root, and they are all that is left of it: a volume that is idle
-//! is named by no log. What an object says of itself is read right before its removal, and from nowhere else.
+//! A volume has a root, or a tombstone, from before its first object and for ever. So objects of a volume that
+//! has neither show that somebody else removed its root, and they are all that is left of it, because no log
+//! names an idle volume. The owner is read from the object itself, right before its removal.
 //!
-//! An object that cannot be decoded, as one that was cut short, bears witness of nothing.
+//! An object that cannot be decoded, because it was cut short for example, shows nothing.
 
 use std::collections::BTreeSet;
 
@@ -18,13 +18,13 @@ use crate::object::pack::{TRAILER_BYTES, decode_footer, footer_offset};
 use crate::object::page::{HEADER_BYTES, block_volume};
 use crate::units::VolumeId;
 
-/// So much of a pack's end is read first: the footers of most are shorter.
+/// The bytes of a pack's end that are read first: most footers are shorter.
 const TAIL_BYTES: u64 = 4 << 10;
 
-/// So often a read is tried again that fails in a way which asking again may mend.
+/// Attempts of a read whose failure may be temporary.
 const READS_MAX: u32 = 8;
 
-/// The volumes whose these objects are.
+/// The volumes to which these objects belong.
 ///
 /// # Errors
 /// If the store gives no answer about one.
@@ -81,7 +81,7 @@ async fn owners_of(
     })
 }
 
-/// Nothing, if the object is gone or shorter.
+/// `None` if the object is missing or shorter.
 async fn read_range(
     port: &impl CollectPort,
     key: &str,

@@ -1,5 +1,5 @@
-//! A pass: list, logs, roots and pins, verdicts; then what an earlier pass found as well is removed, and what this
-//! one found is kept for the next.
+//! A pass: list, read logs, roots and pins, and judge; then remove what an earlier pass found as well, and keep
+//! what this one found for the next.
 
 use std::collections::BTreeSet;
 
@@ -19,13 +19,13 @@ use crate::jobs::join_all;
 use crate::object::FormatError;
 use crate::units::VolumeId;
 
-/// A pass that removes looks once in so many windows whether another has ended meanwhile.
+/// Windows of removals after which a pass checks whether another pass has ended meanwhile.
 const WINDOWS_A_LOOK: usize = 16;
 
-/// So often candidates are read that cannot be decoded, before they are taken for damaged.
+/// Reads of candidates that cannot be decoded before they count as damaged.
 const CANDIDATE_READS: u32 = 5;
 
-/// How many objects, and their bytes.
+/// A number of objects, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     /// Objects.
@@ -41,22 +41,22 @@ impl Amount {
     }
 }
 
-/// What a pass found, and did.
+/// What a pass found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Packs that something reaches.
+    /// Packs that are reachable.
     pub live_packs: Amount,
-    /// Index objects that something reaches.
+    /// Index objects that are reachable.
     pub live_indexes: Amount,
-    /// Nothing reaches them, and nothing ever will: a later pass removes them.
+    /// Garbage that this pass found: a later pass removes it.
     pub garbage: Amount,
-    /// Nothing reaches them yet, but somebody may come to name them: their session goes on.
+    /// Unreachable objects that may still be named, because their session has not ended.
     pub held: Amount,
-    /// Garbage of this pass and an earlier one, removed.
+    /// Garbage that an earlier pass had found as well, removed.
     pub removed: Amount,
     /// Garbage that could not be removed this time.
     pub failed: Amount,
-    /// What the store said about one of those.
+    /// The store's error about one of those.
     pub why_failed: Option<String>,
     /// Candidates of an earlier pass that are reached now. It must never happen.
     pub recovered: Amount,
@@ -64,7 +64,7 @@ pub struct Findings {
     pub roots: u64,
     /// Pins that were read.
     pub pins: u64,
-    /// Of them those whose children have roots of their own.
+    /// Those of them whose children have roots of their own.
     pub needless_pins: u64,
     /// Records that were read.
     pub records: u64,
@@ -74,15 +74,15 @@ pub struct Findings {
     pub index_bytes: u64,
     /// Hosts whose logs are not whole: nothing of theirs is removed.
     pub unsure_hosts: u64,
-    /// Pins without a need that could not be removed this time.
+    /// Needless pins that could not be removed this time.
     pub failed_pins: u64,
-    /// Another collector ended a pass meanwhile: this one left the rest to it.
+    /// Another collector ended a pass meanwhile, and this one left the rest to it.
     pub is_overtaken: bool,
 }
 
 impl Findings {
-    /// Why a pass that found something to remove could remove nothing at all, if it was so: a collector that is not
-    /// allowed to remove is none, however well it finds.
+    /// Why a pass that had something to remove could remove nothing at all, if that was so: a collector that is
+    /// not allowed to remove has failed, however well it finds garbage.
     pub fn reason_nothing_was_removed(&self) -> Option<&str> {
         let went = self.removed.objects + self.needless_pins.saturating_sub(self.failed_pins);
         let why = self.why_failed.as_deref()?;
@@ -90,7 +90,7 @@ impl Findings {
     }
 }
 
-/// Looks, and changes nothing. `served` are volumes that must have roots, beside those that logs name.
+/// Finds garbage and changes nothing. `served` are volumes that must have roots, besides those that logs name.
 ///
 /// # Errors
 /// If what a pass must read cannot be read.
@@ -103,7 +103,7 @@ pub async fn find_garbage(
     Ok(verdicts.findings)
 }
 
-/// Makes a pass: removes what an earlier one found as well, and keeps what this one found.
+/// Makes a pass: removes the garbage that an earlier pass found as well, and keeps what this one found.
 ///
 /// # Errors
 /// As [`find_garbage`]; then nothing was removed.
@@ -123,7 +123,7 @@ pub async fn collect(
     } = examine(port, &known.candidates, served).await?;
     let mut left = Vec::new();
     for (nth, window) in doomed.chunks(SIDE_BY_SIDE).enumerate() {
-        // Whoever slept meanwhile leaves it to those who did not.
+        // A host that was suspended meanwhile leaves the rest to the others.
         let is_due =
             nth % WINDOWS_A_LOOK == 0 || canary::active!("each_window_reads_the_candidates");
         if is_due && !is_newest(port, &known).await {
@@ -188,13 +188,13 @@ fn candidate(listing: &Listing, at: usize) -> Candidate {
     }
 }
 
-/// What a pass found, and so what it is to remove and to keep.
+/// A pass's verdicts: what to remove and what to keep.
 struct Verdicts {
     findings: Findings,
     listing: Listing,
-    /// Garbage that an earlier pass found, too.
+    /// Garbage that an earlier pass found as well.
     doomed: Vec<usize>,
-    /// Garbage that it did not.
+    /// Garbage that no earlier pass found.
     fresh: Vec<usize>,
     /// Keys of pins whose children have roots of their own.
     needless: Vec<String>,
@@ -244,7 +244,7 @@ async fn examine(
     })
 }
 
-/// What an earlier pass found to be garbage as well, and what it did not.
+/// Divides the garbage into what an earlier pass found as well, and what it did not.
 fn judge(
     listing: &Listing,
     named: &NamedObjects,
@@ -290,7 +290,7 @@ fn judge(
 #[derive(Default)]
 struct StoredCandidates {
     candidates: Candidates,
-    /// None: no pass has ended yet.
+    /// `None`: no pass has ended yet.
     version: Option<Version>,
     /// The first bytes of the object.
     head: Vec<u8>,
@@ -327,7 +327,7 @@ async fn read_candidates(port: &impl CollectPort) -> Result<StoredCandidates, Co
     }
 }
 
-/// Whether no pass has ended since these were read.
+/// Whether no pass has ended since these candidates were read.
 async fn is_newest(port: &impl CollectPort, known: &StoredCandidates) -> bool {
     if canary::active!("each_window_reads_the_candidates") {
         let standing = read_candidates(port).await;
@@ -357,7 +357,7 @@ async fn is_newest(port: &impl CollectPort, known: &StoredCandidates) -> bool {
     }
 }
 
-/// False: another collector was quicker, or the store did not say that this one was not.
+/// False: another collector wrote them first, or the outcome is not known.
 async fn write_candidates(
     port: &impl CollectPort,
     next: &Candidates,

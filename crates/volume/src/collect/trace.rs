@@ -1,7 +1,8 @@
 //! What roots and pins name, with the index below them.
 //!
-//! A root may move while its index is read, and what it named may go then: so an object that is gone makes the root be
-//! read again, and is an error only if that has not moved. Blocks are shared by forks and read once.
+//! A root may move while its index is read, and the objects that it named may be removed then. So a missing
+//! object makes the pass read the root again, and is an error only if the root has not moved. Blocks that forks
+//! share are read once.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -24,36 +25,36 @@ use crate::object::{
 };
 use crate::units::VolumeId;
 
-/// So often an index block is read that is cut short or damaged on its way.
+/// Reads of an index block that arrives short or damaged.
 const READS_MAX: u32 = 5;
-/// So often roots and pins are listed again because there were new ones.
+/// Listings of roots and pins, repeated because there were new ones.
 const ROUNDS_MAX: u32 = 64;
 
 /// Reads roots and pins.
 pub(super) struct Trace<'a, P> {
     port: &'a P,
     named: &'a mut NamedObjects,
-    /// Of everything that was read.
+    /// The names found in everything that was read.
     sessions: SessionNames,
-    /// Index blocks that were read with all that is below them.
+    /// Index blocks that were read, with everything below them.
     blocks: HashSet<(ObjectId, u32)>,
-    /// Of a pin: what is gone is passed over, and all else is read.
+    /// Set for a pin: missing objects are skipped, and all others are read.
     passes_gone: bool,
-    /// How much was passed over.
+    /// How many objects were skipped.
     passed: u64,
     pub(super) roots: u64,
-    /// Volumes of these roots, deleted ones as well.
+    /// Volumes of these roots, including deleted ones.
     pub(super) volumes: BTreeSet<VolumeId>,
     pub(super) pins: u64,
-    /// Keys of pins that hold nothing any more: their child has a root of its own, or had one.
+    /// Keys of needless pins: their child has a root of its own, or had one.
     pub(super) needless: Vec<String>,
     pub(super) index_blocks: u64,
     pub(super) index_bytes: u64,
 }
 
-/// Why an index was not read to its end.
+/// Why an index was not read completely.
 enum TraceError {
-    /// An object that it names is gone.
+    /// An object that it names is missing.
     Gone(String),
     Failed(CollectError),
 }
@@ -82,8 +83,8 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         }
     }
 
-    /// Reads all roots, then all pins, and again as long as a list brings one that was not there before: names go from
-    /// a root to a pin, and from there to a root that may be new.
+    /// Reads all roots, then all pins, and repeats that as long as a listing has new ones: names flow from a root
+    /// to a pin, and from there to a root that may be new.
     pub(super) async fn run(&mut self) -> Result<(), CollectError> {
         let (mut roots, mut pins) = (BTreeSet::new(), BTreeSet::new());
         for _ in 0..ROUNDS_MAX {
@@ -139,7 +140,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         }
     }
 
-    /// A pin holds what it names; whether its child came to be does not matter here.
+    /// A pin keeps what it names, whether or not its child was created.
     async fn trace_pin(&mut self, key: &str) -> Result<(), CollectError> {
         let found = read_decoded(self.port, key, Pin::decode).await;
         let found = found.map_err(|error| CollectError::Unreadable(key.to_owned(), error))?;
@@ -160,10 +161,11 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         }
     }
 
-    /// A pin is needed until what it names has come to stand in its child's root, or never will: that root is of the
-    /// pin's epoch or a later one, so whoever was about to write the pin's root does so no more. So it is where another
-    /// has the name and the child's tombstone is kept: the child stood there, and whatever wrote it expects what was there
-    /// before. Without a tombstone the name says nothing: its next owner may be deleted before the child comes.
+    /// A pin is needed until its child's root names what the pin names, or never will: that is so once the root
+    /// has the pin's epoch or a later one, because the session that was to write the child's root cannot write it
+    /// any more. It is also so where another volume has the name and the child's tombstone is kept: the child had
+    /// its root, and whatever update created it expects the version from before. Without a tombstone nothing
+    /// follows from the name: its next owner may be deleted before the child is created.
     async fn judge_pin(&mut self, key: &str, pinned: &Root) -> Result<(), CollectError> {
         let root = root_key(&pinned.name);
         let found = read_decoded(self.port, &root, Root::decode).await;
@@ -229,7 +231,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         Ok(())
     }
 
-    /// Reads those of the blocks that were not read before.
+    /// Reads those of the blocks that have not been read yet.
     async fn read_blocks<T: Send + 'static>(
         &mut self,
         volumes: &[VolumeId],
@@ -266,8 +268,8 @@ impl<'a, P: CollectPort> Trace<'a, P> {
     }
 }
 
-/// Looks whether each of these volumes has a root, or was deleted. Somebody may put back one that is gone, and
-/// what that names is known to nobody. `rooted` have one, or a tombstone that stands in its place.
+/// Checks whether each of these volumes has a root, or was deleted. An operator may put a missing root back, and
+/// it is not known what that would name. `rooted` have a root, or a tombstone in its place.
 pub(super) async fn check_roots(
     port: &impl CollectPort,
     rooted: &BTreeSet<VolumeId>,

@@ -1,7 +1,7 @@
 //! What a volume reads first after it was opened, so that it can be fetched at once the next time.
 //!
-//! Owns the record of one volume in one opening. It is a hint: whoever keeps it may lose it, and what it names
-//! is fetched as read-ahead, behind every client. Reads of the log are no part of it.
+//! Owns the record of one volume in one opening. The record is a hint: it may be lost, and what it names is
+//! fetched as read-ahead, behind all requests of clients. Reads that the log serves are not recorded.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,15 +15,15 @@ use crate::units::{SECOND_NS, Span};
 
 /// How long after the first read reads are recorded.
 const RECORDED_NS: u64 = 10 * SECOND_NS;
-/// What is recorded in one piece.
+/// The unit of recording.
 const UNIT_SECTORS: u64 = (64 << 10) / SECTOR_BYTES;
-/// Pieces that are recorded at most: 64 MiB, half of the memory in which fetched chunks land.
+/// The largest number of units: 64 MiB, half of the memory in which fetched chunks land.
 const UNITS_MAX: usize = 1024;
 
 /// The first reads of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct BootSet {
-    /// Nothing is recorded any more: what every read asks.
+    /// Recording has ended. Every read checks this first.
     is_over: AtomicBool,
     state: Mutex<Record>,
 }
@@ -32,12 +32,12 @@ pub(crate) struct BootSet {
 struct Record {
     ends_ns: Option<u64>,
     seen: BTreeSet<u64>,
-    /// In the order of the first read of each.
+    /// Units in the order of their first read.
     units: Vec<u64>,
 }
 
 impl BootSet {
-    /// A client read what the store has.
+    /// Records a client's read of data that only the store had.
     pub(crate) fn observe(&self, span: Span, now_ns: u64) {
         if self.is_over.load(Ordering::Relaxed) {
             return;
@@ -55,7 +55,7 @@ impl BootSet {
         }
     }
 
-    /// What was recorded so far, in sectors, in the order of the first reads.
+    /// What was recorded so far, as ranges of sectors, in the order of the first reads.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for unit in &lock(&self.state).units {

@@ -1,9 +1,8 @@
-//! When the next record of the host's log goes out.
+//! When the publisher sends the next record of the host's log.
 //!
-//! A record costs the same for one volume as for a thousand, so slices that are ready wait for others that
-//! are on their way. Nobody who waits for the store waits for that: a record goes out at once where somebody
-//! does, where log space is short, and where something was asked of the log; and no slice waits so long
-//! that the recovery point of its volume could be missed.
+//! A record costs the same for one volume as for a thousand, so ready slices wait for others that are being
+//! uploaded. A record is sent at once where somebody waits for the store, where log space is short, and where a
+//! procedure asked for a record. No slice waits so long that its volume could miss its recovery point.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use crate::engine::Engine;
 use crate::request::tail::{Status, Tail};
 use crate::sync::atomic::Ordering;
 
-/// Ends when a record is to be made.
+/// Waits until a record is due.
 pub(super) async fn wait_for_record(engine: &Arc<Engine>) {
     let log = &engine.host_log;
     loop {
@@ -36,7 +35,7 @@ pub(super) async fn wait_for_record(engine: &Arc<Engine>) {
     }
 }
 
-/// When the next record is due; zero: at once. None: there is nothing for it.
+/// The time until the next record is due; zero: now. `None`: there is nothing to publish.
 fn due_ns(engine: &Engine) -> Option<u64> {
     if engine.host_log.has_asked() {
         return Some(0);
@@ -56,7 +55,7 @@ fn due_ns(engine: &Engine) -> Option<u64> {
     due_ns.map(|due_ns| if waits { due_ns } else { 0 })
 }
 
-/// The same for what is ready of one volume.
+/// The time until the ready slices of one volume are due.
 fn ready_due_ns(engine: &Engine, tail: &Tail) -> Option<u64> {
     let upload = &tail.upload;
     let first = upload.first_ready().filter(|_| !upload.is_held_back())?;
@@ -65,7 +64,7 @@ fn ready_due_ns(engine: &Engine, tail: &Tail) -> Option<u64> {
         return Some(0);
     }
     let rpo_ns = engine.options.rpo_ns;
-    // The other half is for the record.
+    // The other half of the lead time is for the record.
     let lead_ns = rpo_ns - upload.recovery_point.begin_at_ns(rpo_ns);
     Some(first.cut_ns + lead_ns / 2)
 }

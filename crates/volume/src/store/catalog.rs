@@ -1,6 +1,6 @@
 //! The volumes of a store: creating, listing, showing and deleting them.
 //!
-//! Nothing here opens a volume or takes its epoch; a volume that a host holds is not deleted.
+//! Nothing here opens a volume or takes its epoch. It must never delete a volume that a host holds.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ pub(crate) async fn create(
     create_root(engine, first_root(engine, spec)).await
 }
 
-/// Puts the first root of a volume in its place, if no other volume has the name.
+/// Creates the first root of a volume, if no other volume has the name.
 pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<VolumeInfo, OpenError> {
     let key = root_key(&root.name);
     let op = StoreOp::Create {
@@ -70,13 +70,13 @@ pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<Volu
             Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
             Err(error) => return Err(store_error("create", &key, &error)),
         }
-        // A root is there, or the outcome is not known: check whether it is our own.
+        // A root exists, or the outcome is not known: read it to see whether it is this one.
         match read_any_root(engine, &root.name).await {
             Ok(head) if head.root.volume == root.volume => return Ok(VolumeInfo::of(&root)),
-            // What a deletion leaves: the name is free.
+            // A tombstone: the name is free.
             Ok(head) if head.root.deleted => return create_again(engine, root, &head).await,
             Ok(_) => return Err(OpenError::Exists(root.name)),
-            // It was not written, or has not been yet: the same bytes again.
+            // The create did not take effect, or not yet: send the same bytes again.
             Err(OpenError::NoSuchVolume(_)) => {}
             Err(error) => return Err(error),
         }
@@ -117,7 +117,7 @@ pub(crate) fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
     }
 }
 
-/// Puts a new volume in the place of a deleted one. The epochs of a name never go back: a host that
+/// Replaces the tombstone of a deleted volume by a new volume. The epochs of a name never go back: a host that
 /// missed the deletion must not find its own epoch in the new volume's root.
 async fn create_again(
     engine: &Arc<Engine>,
@@ -144,14 +144,15 @@ async fn create_again(
     let keys = KeyPrefixes::default().with_root(&root.name);
     match with_patience(engine, &root.name, keys, update).await? {
         UpdateOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
-        // Somebody has opened it already.
+        // The create took effect, and a host has opened the volume since.
         UpdateOutcome::Lost(found) if found.root.volume == root.volume => Ok(VolumeInfo::of(&root)),
         UpdateOutcome::Lost(_) => Err(OpenError::Exists(root.name)),
     }
 }
 
-/// A volume without a root is one whose root somebody removed, and may put back. So that of a deleted volume is
-/// kept before another takes its place: logs may name the volume for long yet.
+/// Keeps a deleted volume's tombstone under a key of its own before another volume takes its name: logs may name
+/// the deleted volume for a long time, and a volume with neither root nor tombstone is taken for one whose root
+/// somebody removed and may put back.
 pub(super) async fn keep_tombstone(engine: &Engine, tombstone: &Root) -> Result<(), OpenError> {
     let key = tombstone_key(tombstone.volume);
     let root = Root {
@@ -190,8 +191,8 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
         true => end_hold(engine, name).await?,
         false => head,
     };
-    // The mark fences a host that opens it at this moment. The object stays: a store has no conditional
-    // deletion, so one that takes effect late would remove a new volume of the same name.
+    // The tombstone's epoch fences a host that opens the volume at this moment. The object stays: stores have no
+    // conditional deletion, so a late deletion could remove a new volume of the same name.
     let root = Root {
         epoch: Epoch(head.root.epoch.0 + 1),
         sequence: head.root.sequence + 1,
@@ -210,7 +211,7 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     let keys = KeyPrefixes::default().with_root(name);
     match with_patience(engine, name, keys, update).await? {
         UpdateOutcome::Won(_) => {}
-        // An earlier attempt at it took effect late, or another host was quicker.
+        // An earlier attempt took effect late, or another host has deleted the volume.
         UpdateOutcome::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
         UpdateOutcome::Lost(_) => return Err(OpenError::InUse(name.to_owned())),
     }
@@ -220,7 +221,7 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     Ok(())
 }
 
-/// Snapshots are deleted by who wants that, each by its name.
+/// Refuses to delete a volume that has snapshots: each is deleted by its own name.
 async fn check_no_snapshots(engine: &Engine, name: &str) -> Result<(), OpenError> {
     let snapshots = list_snapshots(engine, name).await?;
     let Some(oldest) = snapshots.first() else {
@@ -234,7 +235,8 @@ async fn check_no_snapshots(engine: &Engine, name: &str) -> Result<(), OpenError
     )))
 }
 
-/// Takes a volume that this host held, and ends the epoch in its log: no copy of this host can go on with it.
+/// Takes a volume that this host held, and ends its epoch in the log, so that no copy of this host can continue
+/// it.
 pub(super) async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRoot, OpenError> {
     let (head, _) = take_epoch(engine, name, OpenMode::default(), None).await?;
     if !engine.poisoned.load(Ordering::Acquire) {

@@ -1,7 +1,8 @@
-//! The collector in the engine: a pass every so often, and whenever somebody asks for one.
+//! The collector in the engine: a pass at an interval, and whenever an operator asks for one.
 //!
-//! One pass at a time. Before it this host's low mark is raised, and that of hosts that seem to have left theirs: what
-//! their records name stays as long as they do. What a pass found, and why one failed, is kept for whoever asks.
+//! One pass runs at a time. Before it, this host raises its own low mark and those of hosts that seem to have
+//! stopped raising theirs, because the objects that their records name are kept as long as the records are. The
+//! findings of a pass, or why it failed, are kept for the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,23 +20,24 @@ use crate::store::low_marks::{self, FAILURES_MAX};
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, VolumeId};
 
-/// The first pass comes after this part of the interval, or twice that: also servers that live shortly make some.
+/// The first pass comes after this part of the interval, or twice that, so that short-lived servers make some,
+/// too.
 const FIRST_PART: u64 = 16;
 
-/// The same for a pass that somebody waits for: as often as for other commands.
+/// Failures of a request in a row that end a pass which an operator waits for; as for other commands.
 const ASKED_FAILURES_MAX: u32 = 8;
 
-/// A log that is so many times longer than its host lets it become is raised by others.
+/// Other hosts raise the low mark of a log that is so many times longer than its own host lets it become.
 const LEFT_LOG: u64 = 4;
 
-/// Makes a pass every so often, for as long as the host runs.
+/// Makes passes at the interval, as long as the host runs.
 pub(crate) async fn run(engine: Arc<Engine>) {
     let interval_ns = engine.options.gc_interval_ns;
     if interval_ns == 0 {
         return;
     }
     engine.collector.set_on(engine.jobs.now().unix_ms);
-    // Hosts that were started together do not all list the store at once.
+    // Random, so that hosts started together do not all list the store at once.
     let first_ns = (interval_ns / FIRST_PART).max(1);
     engine
         .port
@@ -56,7 +58,8 @@ pub(crate) async fn run(engine: Arc<Engine>) {
     }
 }
 
-/// What `firn gc` asks for. Nobody waits for ever for a store that is away; a pass ends by itself, and is never cut.
+/// The pass of `firn gc`. It fails after a bounded number of requests if the store is away. A pass that runs is
+/// never cut short.
 pub(crate) async fn collect_now(
     engine: &Arc<Engine>,
     dry_run: bool,
@@ -73,8 +76,8 @@ pub(crate) async fn collect_now(
     pass(engine, 0, ASKED_FAILURES_MAX).await
 }
 
-/// A pass. Volumes whose marks are so many records behind get a new root before it. It gives up when a request has
-/// failed so often in a row.
+/// Makes a pass. Volumes whose marks are so many records behind get a new root before it. The pass fails when a
+/// request has failed so often in a row.
 async fn pass(
     engine: &Arc<Engine>,
     records: u64,
@@ -130,7 +133,7 @@ fn flatten(
     found.unwrap_or_else(|NoAnswer { key, error }| Err(CollectError::NoAnswer(key, error)))
 }
 
-/// Volumes that this host serves. If one of them had no root, what it holds would be taken for nobody's.
+/// Volumes that this host serves. If one of them had no root, the collector would take its objects for garbage.
 fn served_volumes(engine: &Engine) -> BTreeSet<VolumeId> {
     let tails = engine.tails().into_iter();
     let live = tails.filter(|tail| tail.lock().status == Status::Live);
@@ -144,7 +147,8 @@ fn to_open_error(error: &CollectError) -> OpenError {
     }
 }
 
-/// Raises the low marks of other hosts with more than so many records: they seem not to do it.
+/// Raises the low marks of other hosts whose logs have more than so many records: those hosts seem not to raise
+/// them.
 async fn raise_left_logs(engine: &Arc<Engine>, records: u64, failures_max: u32) {
     let mut counts: BTreeMap<HostId, u64> = BTreeMap::new();
     let port = LimitedPort::new(log_port(engine), failures_max);

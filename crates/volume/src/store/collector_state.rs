@@ -1,6 +1,6 @@
-//! What the collector of a host did, and whether a pass is going on.
+//! What a host's collector has done, and whether a pass is running.
 //!
-//! Written by passes, read by whoever asks; never does I/O itself.
+//! Passes write it and the API reads it. It does no I/O.
 
 use std::collections::BTreeSet;
 
@@ -13,28 +13,28 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::units::VolumeId;
 
-/// What the collector of this host did.
+/// What the collector of this host has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CollectorReport {
-    /// It runs by itself.
+    /// The collector makes passes at an interval.
     pub is_on: bool,
-    /// Since when, milliseconds since 1970.
+    /// When that was turned on, in milliseconds since 1970.
     pub on_since_unix_ms: Option<u64>,
-    /// Passes that ended well, by this process.
+    /// Passes of this process that succeeded.
     pub passes: u64,
-    /// Passes that failed since one ended well.
+    /// Passes that failed since the last one that succeeded.
     pub failures_in_a_row: u64,
-    /// Since when one is going on, milliseconds since 1970; none is.
+    /// When the running pass began, in milliseconds since 1970; `None` if no pass is running.
     pub busy_since_unix_ms: Option<u64>,
-    /// When one last ended well, milliseconds since 1970; none by this process.
+    /// When a pass last succeeded, in milliseconds since 1970; `None` if none of this process has.
     pub last_success_unix_ms: Option<u64>,
-    /// Why the last one failed, if it did.
+    /// Why the last pass failed, if it did.
     pub last_error: Option<String>,
-    /// The last one stopped at this volume: somebody removed its root.
+    /// The volume without a root at which the last pass stopped.
     pub missing_root: Option<VolumeId>,
-    /// What the last one found that came to its end.
+    /// The findings of the last pass that ended.
     pub findings: Findings,
-    /// What this process removed.
+    /// What this process has removed.
     pub removed: Amount,
     /// Removals that the store refused, or did not answer.
     pub failed_removals: u64,
@@ -42,17 +42,17 @@ pub struct CollectorReport {
     pub recovered: u64,
 }
 
-/// Of this process.
+/// The state of this process's collector.
 #[derive(Debug, Default)]
 pub(crate) struct CollectorState {
     is_busy: AtomicBool,
     free: Signal,
     report: Mutex<CollectorReport>,
-    /// Volumes that are being given new roots, so that their marks keep no record.
+    /// Volumes that are getting new roots whose marks are past the oldest records.
     advancing_marks: Mutex<BTreeSet<TailId>>,
 }
 
-/// Ends the pass that is going on.
+/// Marks the collector as busy until it is dropped.
 pub(super) struct PassGuard<'a>(&'a CollectorState);
 
 impl Drop for PassGuard<'_> {
@@ -70,14 +70,14 @@ impl PassGuard<'_> {
 }
 
 impl CollectorState {
-    /// Ends when no other pass is going on.
+    /// Waits until no other pass is running.
     pub(super) async fn take(&self) -> PassGuard<'_> {
         let take = || (!self.is_busy.swap(true, Ordering::AcqRel)).then_some(());
         self.free.wait_until(take).await;
         PassGuard(self)
     }
 
-    /// False: that volume's mark is being passed already.
+    /// Returns false if another job is advancing that volume's mark already.
     pub(super) fn begin_advancing_mark(&self, tail: TailId) -> bool {
         lock(&self.advancing_marks).insert(tail)
     }
@@ -96,7 +96,7 @@ impl CollectorState {
         lock(&self.report).clone()
     }
 
-    /// A pass came to its end. One that was allowed to remove nothing did not end well.
+    /// Records a pass that ended. One whose every removal was refused counts as failed.
     pub(super) fn on_end(&self, found: &Findings, unix_ms: u64) {
         let mut report = lock(&self.report);
         report.removed.objects += found.removed.objects;

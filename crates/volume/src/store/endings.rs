@@ -1,9 +1,9 @@
-//! How the service of a volume ends: another host has it, or nothing that this host holds can be stored any
-//! more. What is left of it is kept for rescue.
+//! How the service of a volume ends: another host has taken it, or the store can take no more of what this host
+//! holds. What is left here is kept for rescue.
 //!
-//! Must never lose anything: the tail stays in the log, and the log says to the next start that it is for
-//! rescue. Nor may anybody hear of an end before the ring says to the next start that the store must be asked: it would
-//! serve again what clients know to have ended.
+//! Nothing may be lost: the tail stays in the log, and the log tells the next start that the tail is for rescue.
+//! No client may hear of the end before the ring tells the next start to ask the store first: otherwise that
+//! start would serve a volume whose end clients have seen.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::log::frame::Record;
 use crate::request::tail::{Status, Tail};
 use crate::units::Lsn;
 
-/// Why a tail that is not live stores nothing more.
+/// The error for waiters of a tail that is not live any more.
 pub(super) fn end_reason(tail: &Tail, status: Status) -> OpenError {
     if status == Status::Broken {
         return broken_error(tail);
@@ -22,13 +22,13 @@ pub(super) fn end_reason(tail: &Tail, status: Status) -> OpenError {
     refusal.unwrap_or_else(|| OpenError::Fenced(tail.name().to_owned()))
 }
 
-/// Another host's history stands in the store, or none that this host's continues: nothing is
+/// Whether the store has another host's history, or one that this host's does not continue: then nothing is
 /// completed here any more.
 pub(crate) fn is_final(error: &OpenError) -> bool {
     error.is_end_of_service()
 }
 
-/// Nothing can be stored, and who waits for that must hear of it.
+/// Whether the error means that nothing can be stored, so that waiters must be told.
 pub(super) fn is_refusal(error: &OpenError) -> bool {
     is_final(error) || matches!(error, OpenError::RootMissing(_))
 }
@@ -41,14 +41,14 @@ fn broken_error(tail: &Tail) -> OpenError {
     ))
 }
 
-/// The volume is another host's, or none, which was found out without a commit.
+/// Ends the service of a volume that another host has taken or deleted, when that was found out without a commit.
 pub(crate) fn end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
-    // Whoever found out first has said why; those behind know only that it is served no more.
+    // The first finder has logged the reason; later ones know only that the volume is not served any more.
     let is_live = {
         let inner = tail.lock();
         let is_live = inner.status.serves();
         if is_live {
-            // Before anybody can hear of it: a process that dies then takes what it learned with it.
+            // Before any client can hear of it: if the process dies then, the next start must still know.
             inner.require_check();
         }
         is_live
@@ -62,7 +62,8 @@ pub(crate) fn end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     tail.upload.wake_all();
 }
 
-/// Nothing more of the volume is completed here; its layers, kept for rescue, may be merged again.
+/// Fences the tail: nothing more of the volume is completed here. Its layers are kept for rescue and may be
+/// merged again.
 fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     let mut inner = tail.lock();
     (inner.cut, inner.merged) = (Lsn::ZERO, Lsn::ZERO);
@@ -82,8 +83,8 @@ fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     engine.wake_parked();
 }
 
-/// Tells the next start that the volume is another host's, or nobody's: else it would wait for the volume, and
-/// the log space that its tail holds would look as if it could still become free.
+/// Records in the log that another host has the volume, or that it was deleted. Otherwise the next start would
+/// wait for the volume, and count the log space of its tail as space that will become free.
 ///
 /// Not of a store that was set back, nor of a host that stopped: a tail that is for rescue is not asked any more
 /// what the store had; its ring alone says that it has ended. A poisoned log takes no record: a ring is all that

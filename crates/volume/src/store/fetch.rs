@@ -1,4 +1,4 @@
-//! Fetches: bringing chunks and index blocks from the store, once for all requests that wait for them.
+//! Fetches chunks and index blocks from the store, once for all requests that wait for them.
 //!
 //! A fetched chunk is verified, lands in the memory file, wakes the waiters, and is then copied
 //! to the disk cache in the background, so that a slow or full cache disk delays no request. While
@@ -23,15 +23,16 @@ use crate::store::fetch_table::{FetchKey, FetchTarget, chunk_key};
 use crate::store::index_blocks;
 use crate::store::objects::{RangeError, read_range};
 
-/// Neighbours in a pack closer than this share a range request.
+/// Chunks of a pack that are closer to each other than this share a range request.
 const GAP_BYTES: u64 = 64 << 10;
 /// The longest range of one request.
 const RANGE_BYTES_MAX: u64 = 4 << 20;
 
-/// Makes sure that all of `targets` are being fetched and wakes `waker` as each is there.
+/// Starts the fetches of those of `targets` that are not in flight, and has `waker` woken as each arrives.
 ///
 /// # Errors
-/// If one of them failed just now.
+///
+/// If one of them failed a moment ago.
 pub(crate) fn request(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -95,7 +96,7 @@ fn end_of(chunk: &Chunk) -> u64 {
     u64::from(chunk.offset) + u64::from(chunk.stored)
 }
 
-/// Fetches chunks that [`grouped`] put together, and wakes who waits for them once all are here.
+/// Fetches the chunks of a group, and wakes their waiters once all are here.
 pub(crate) async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: Vec<Arc<Chunk>>) {
     let contents = read_chunks(engine, tail, &group).await;
     let mut storing = Vec::new();
@@ -110,7 +111,7 @@ pub(crate) async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: 
             tail.lock().layers.top.remove(chunk.span, |_, _| {});
         }
     }
-    // All writes are under way by now.
+    // All writes are in flight by now.
     let mut ended = Vec::new();
     for (chunk, storing) in group.iter().zip(storing) {
         let result = match storing {
@@ -122,8 +123,8 @@ pub(crate) async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: 
     engine.fetches.complete(ended, engine.jobs.now().mono_ns);
 }
 
-/// The contents of chunks of one pack, in one request. If the pack is too short for all of them, each that it
-/// has is read all the same, so that none fails for its neighbour.
+/// Reads chunks of one pack with one request. If the pack is too short for all of them, those that it has are
+/// read all the same, so that no chunk fails because of its neighbour.
 async fn read_chunks(
     engine: &Engine,
     tail: &Tail,
@@ -141,7 +142,7 @@ async fn read_chunks(
                 parts.extend([far, near]);
             }
             Err(error) => {
-                // What lies behind a chunk that is outside is outside, too.
+                // Every chunk behind one that is outside of the pack is outside, too.
                 let failed = |_| Err(OpenFailure::Read(error.into()));
                 contents.extend((contents.len()..group.len()).map(failed));
                 break;
@@ -169,11 +170,11 @@ async fn read_pack(
 enum OpenFailure {
     /// Its bytes could not be read.
     Read(ErrorKind),
-    /// They are not what its name says.
+    /// Its bytes do not match its name.
     Damaged(FormatError),
 }
 
-/// The contents of the chunks of a range that begins at `start` of their pack, in their order.
+/// Decodes the chunks of a range that begins at `start` of their pack, in their order.
 async fn open_chunks(
     engine: &Engine,
     group: &[Arc<Chunk>],
@@ -201,7 +202,7 @@ async fn open_chunks(
     })
 }
 
-/// Bytes that failed their checksum are read once more.
+/// Reads a chunk that failed its checksum once more.
 async fn open_again(
     engine: &Engine,
     tail: &Tail,
@@ -226,7 +227,7 @@ async fn open_again(
     }
 }
 
-/// Puts content into the memory file, by a write that is asked for at once; the disk cache follows behind.
+/// Writes content to the memory file at once; the copy to the disk cache follows in the background.
 fn store_in_memory(
     engine: &Arc<Engine>,
     chunk: &Chunk,

@@ -1,7 +1,7 @@
 //! Which requests wait for which fetch, and which fetch failed a moment ago.
 //!
-//! Memory only, under one short lock: a chunk or page that many reads need is fetched once. The fetches
-//! themselves are [`super::fetch`]'s.
+//! Memory only, under one short lock: a chunk or page that many reads need is fetched once. [`super::fetch`] does
+//! the fetches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::object::pack::Chunk;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// How long a failure is remembered for the reads that wait for it.
+/// How long a failure is kept for the reads that waited for it.
 const FAILURE_NS: u64 = 1_000_000_000;
 
 /// What a read needs from the store.
@@ -43,7 +43,7 @@ struct State {
 #[derive(Debug, Default)]
 pub(crate) struct FetchTable {
     state: Mutex<State>,
-    /// Requests to the store in flight that clients wait for.
+    /// Requests in flight to the store that clients wait for.
     client_requests: AtomicUsize,
 }
 
@@ -59,16 +59,16 @@ pub(crate) fn chunk_key(chunk: &Chunk) -> ChunkKey {
 pub(crate) struct MissingTargets {
     pub(crate) chunks: Vec<Arc<Chunk>>,
     pub(crate) blocks: Vec<BlockTarget>,
-    /// One was found in the cache meanwhile: the read may plan again at once.
+    /// A target has come into the cache meanwhile: the read may plan again at once.
     pub(crate) any_cached: bool,
 }
 
 impl FetchTable {
-    /// Registers `waker` for all of `targets`; those that are not in flight yet are returned, for
-    /// the caller to fetch.
+    /// Registers `waker` for all of `targets`, and returns those that are not in flight, for the caller to fetch.
     ///
     /// # Errors
-    /// If one of them failed just now; then nothing is registered.
+    ///
+    /// If one of them failed a moment ago; then nothing is registered.
     pub(crate) fn register(
         &self,
         targets: Vec<FetchTarget>,
@@ -114,8 +114,8 @@ impl FetchTable {
         Ok(missing)
     }
 
-    /// Registers chunks that nobody waits for yet; those that are not in flight and not here are returned,
-    /// for the caller to fetch.
+    /// Registers chunks that nobody waits for yet, and returns those that are neither in flight nor cached, for
+    /// the caller to fetch.
     pub(crate) fn register_ahead(
         &self,
         chunks: Vec<Arc<Chunk>>,
@@ -134,22 +134,22 @@ impl FetchTable {
         missing
     }
 
-    /// A request to the store that a client waits for begins.
+    /// Counts a request to the store that a client waits for.
     pub(crate) fn begin_request(&self) {
         self.client_requests.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It ended.
+    /// Ends the count of that request.
     pub(crate) fn end_request(&self) {
         self.client_requests.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether clients wait for requests of their own.
+    /// Whether clients wait for requests to the store.
     pub(crate) fn has_client_requests(&self) -> bool {
         self.client_requests.load(Ordering::Acquire) > 0
     }
 
-    /// Wakes all waiters to plan again: the volume of some of them was closed or fenced.
+    /// Wakes all waiters to plan again, because a volume was closed or fenced.
     pub(crate) fn wake(&self) {
         let mut state = lock(&self.state);
         let waiting: Vec<Waker> = state
@@ -161,7 +161,7 @@ impl FetchTable {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// The fetches of these keys have ended: wakes their waiters to plan again, each once.
+    /// Ends the fetches of these keys, and wakes each of their waiters once, to plan again.
     pub(crate) fn complete(
         &self,
         ended: impl IntoIterator<Item = (FetchKey, Result<(), ErrorKind>)>,
@@ -170,8 +170,8 @@ impl FetchTable {
         let mut woken: Vec<Waker> = Vec::new();
         let mut state = lock(&self.state);
         for (key, result) in ended {
-            // A fetch that was given up says nothing about the object: whoever opens the volume
-            // again fetches it anew.
+            // A fetch that was given up says nothing about the object: the next opening of the volume fetches it
+            // anew.
             if let Err(error) = result
                 && error != ErrorKind::Closed
             {

@@ -1,10 +1,10 @@
 //! Folding deltas into base pages, so that opens and memory stay bounded: a job beside the uploads.
 //!
-//! A fold takes all deltas that there are when it begins; those that arrive meanwhile go over them and stay.
-//! It goes through the volume node by node. After some nodes it updates the root, in its turn: the new
-//! nodes are listed, and the *windows* of the folded deltas are cut, so that they end up without any and are listed
-//! no more. Nothing is changed in memory before that root is committed, and a fold that fails
-//! or is cut short loses the nodes since the last update and nothing else.
+//! A fold takes all deltas that exist when it begins; deltas that arrive meanwhile lie over them and stay. It
+//! goes through the volume node by node. After some nodes it takes its turn at the root and updates it: the root
+//! lists the new nodes, and the *windows* of the folded deltas are cut, until a delta has none left and is listed
+//! no more. Nothing changes in memory before that root is committed, and a fold that fails or is cut short loses
+//! only the nodes since the last update.
 //!
 //! What cannot be read is not folded: pages below a lost pack, a lost page, what a lost node covers. The
 //! deltas of those pages keep their windows there, so the volume is whole again once the object is put back.
@@ -29,7 +29,7 @@ use crate::store::unnamed::UnnamedObject;
 use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, Span};
 
-/// Pages written between two updates of the root, at least. Whole nodes.
+/// The least number of pages between two updates of the root; a step ends with a whole node.
 const STEP_PAGES: usize = 4096;
 /// Runs as long as the tail is live.
 pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
@@ -46,14 +46,14 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
                 let is_due = inner.index.unfolded_deltas() > options.deltas_max
                     || inner.index.unfolded_extents() > options.delta_extents_max
                     || tail.upload.is_fold_asked();
-                // What is refused to slices is refused to a fold, and each would write all its objects anew.
+                // Where slices are refused a fold would be, too, after it had written all its objects anew.
                 let is_refused =
                     tail.upload.refusal().is_some() && !canary::active!("folds_never_back_off");
-                // A poisoned log publishes no record, and a root names what a record named before.
+                // A poisoned log publishes no record, and a root may name only what a record has named.
                 let is_refused = is_refused
                     || engine.poisoned.load(Ordering::Acquire)
                         && !canary::active!("poisoned_log_names_objects");
-                // What is newer than a point must not get into its pages.
+                // Pages must not get commits that are newer than a point.
                 let is_held = !inner.points.is_empty();
                 inner.points.set_fold_next(is_due && !is_refused);
                 (is_due && !is_refused && !is_held).then_some(true)
@@ -66,7 +66,7 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
         tail.upload.set_fold_asked(false);
         if let Err(error) = folded {
             if is_final(&error) {
-                // There may be no write to publish that would find it out.
+                // There may be no write whose publication would notice it.
                 end(&engine, &tail, &error);
                 return;
             }
@@ -86,13 +86,14 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
 
 /// Folds everything that was stored so far.
 async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
-    // How many deltas the root lists for the prefix: its first.
+    // The number of deltas that the root lists for the prefix; they are its first.
     let (prefix, mut deltas, lsn) = {
         let _turn = tail.upload.turn.take().await;
         let lsn = newest_in_index(tail);
         let mut inner = tail.lock();
         if !inner.points.is_empty() {
-            // One was taken while this waited for its turn. It is due again when that has gone.
+            // A point was taken while this waited for its turn. The fold is due again when the point has been
+            // released.
             return Ok(());
         }
         let prefix = FoldInput {
@@ -108,7 +109,7 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
         inner.points.set_fold_next(false);
         (prefix, inner.index.listed, lsn)
     };
-    // Points may be taken again.
+    // Points may be taken again from here on.
     tail.upload.wake_all();
     let existing: Vec<u64> = tail.lock().index.nodes.keys().copied().collect();
     let layers = prefix.layers.clone();
@@ -118,7 +119,7 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
         .port
         .compute(ComputeKind::Fold, bytes, touched)
         .await?;
-    // Then nothing is written, and the windows are cut all the same.
+    // Without touched nodes nothing is written, and the windows are cut all the same.
     nodes.extend(nodes.is_empty().then_some(0));
     let mut rest = DeltaMap::default();
     let mut step = Step::new(engine, tail, lsn);
@@ -153,8 +154,8 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     released.await.map_err(OpenError::from)
 }
 
-/// Up to where the index may have slices, in the root's turn. The publisher does not take turns: it puts a
-/// slice into the index, pauses, and says later that it is stored. But it notes what a record has before
+/// The LSN up to which the index may have slices, during a turn at the root. The publisher takes no turns: it
+/// puts a slice into the index, pauses, and reports it as stored later. But it records a record's content before
 /// that, and an update without a record is in the root before.
 fn newest_in_index(tail: &Tail) -> Lsn {
     if canary::active!("folded_is_what_is_stored") {
@@ -164,8 +165,8 @@ fn newest_in_index(tail: &Tail) -> Lsn {
     tail.stored_lsn().max(tail.upload.published().0).max(head)
 }
 
-/// Nodes that deltas change, ascending. Zeroes change only what exists: the discard of a whole volume costs
-/// no more than the nodes that its root lists.
+/// Nodes that deltas change, ascending. Zeroes count only for nodes that exist, so the discard of a whole volume
+/// costs no more than the nodes that its root lists.
 fn touched_nodes(existing: &[u64], layers: &[Arc<DeltaMap>]) -> BTreeSet<u64> {
     let mut touched = BTreeSet::new();
     for (span, delta) in layers.iter().flat_map(|layer| layer.iter()) {
@@ -189,7 +190,7 @@ fn whole_pages(span: Span) -> Span {
     }
 }
 
-/// What of `within` was not folded: all of `lost`, and `blocked`. Ascending and apart.
+/// The parts of `within` that were not folded: `lost` and `blocked`, ascending and disjoint.
 fn unfolded_spans(lost: &[Span], blocked: &[Span], within: Span) -> Vec<Span> {
     let mut spans: Vec<Span> = lost.iter().map(|span| span.intersect(within)).collect();
     spans.extend(blocked);
@@ -204,7 +205,7 @@ fn unfolded_spans(lost: &[Span], blocked: &[Span], within: Span) -> Vec<Span> {
     apart
 }
 
-/// What layers have within `span`, as one.
+/// Copies what the layers have within `span` into one map.
 fn copy_deltas(layers: &[Arc<DeltaMap>], span: Span, to: &mut DeltaMap) {
     walk_layers(layers, span, &mut |part, delta| {
         if let Some(delta) = delta {
@@ -218,9 +219,9 @@ struct Step<'a> {
     engine: &'a Arc<Engine>,
     tail: &'a Arc<Tail>,
     out: Output<'a>,
-    /// Nothing that is folded is newer than this LSN.
+    /// The newest LSN that is folded.
     folded: Lsn,
-    /// Where it begins; everything before is folded.
+    /// The sector at which the step begins; everything before it is folded.
     begin: u64,
     nodes: Vec<(u64, Option<BlockRef>)>,
     /// Blocks that the new ones replace.
@@ -256,10 +257,10 @@ impl<'a> Step<'a> {
             .extend(blocked.map(|page| Span::new(page * PAGE_SECTORS, PAGE_SECTORS)));
     }
 
-    /// Puts the nodes into the root and takes `folded`, but for what is `blocked`, out of the windows of its
-    /// first `deltas` deltas; how many of them are left. The objects are named in the host's log before: so no
-    /// copy of this host can have them collected, and a root that moved meanwhile means that all of this
-    /// begins again, with others.
+    /// Updates the root: adds the nodes, and cuts `folded`, except for what is `blocked`, out of the windows of
+    /// the first `deltas` deltas. Returns how many of these are left. A record names the objects before, so that
+    /// the collector keeps them even if a copy of this host made that record. If the root moved meanwhile the
+    /// whole step begins again, with new objects.
     async fn commit(
         &mut self,
         deltas: usize,
@@ -268,7 +269,7 @@ impl<'a> Step<'a> {
     ) -> Result<usize, OpenError> {
         let (engine, tail) = (self.engine, self.tail);
         self.out.flush().await?;
-        // Held until the root names them, or nothing does.
+        // Held until the root names them, or until the update has failed.
         let objects = self.out.take_objects();
         let _turn = name_and_take_turn(engine, tail, &objects).await?;
         if tail.lock().status != Status::Live {
@@ -315,8 +316,8 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Names objects in the host's log, and takes the turn at the root as it was then. Another update may have moved
-/// its mark past the record that names them, after which nothing would hold them: then another record does.
+/// Names objects in a record of the host's log, and takes the turn at the root. Another update may have moved the
+/// root's mark past that record, after which nothing would keep the objects: then another record names them.
 async fn name_and_take_turn<'a>(
     engine: &Engine,
     tail: &'a Arc<Tail>,
@@ -342,7 +343,7 @@ async fn name_and_take_turn<'a>(
     }
 }
 
-/// What is left of a delta's window: what is outside of `folded`, and what is `blocked`.
+/// The rest of a delta's window: what is outside of `folded`, and what is `blocked`.
 fn cut_window(delta: DeltaRef, folded: Span, blocked: &[Span]) -> Vec<DeltaRef> {
     let before = Span {
         start: 0,

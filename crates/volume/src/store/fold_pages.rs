@@ -1,7 +1,7 @@
 //! Folding one node: its pages with deltas laid over them, written into fresh index objects.
 //!
-//! Pages are loaded side by side, and none that deltas cover wholly; what is written is named by nothing
-//! yet. It must never write a page of which something is lost.
+//! Pages are loaded in parallel, except those that deltas cover wholly. Nothing names the new objects yet. It
+//! must never write a page of which a part cannot be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,24 +28,24 @@ use crate::units::Span;
 /// An index object is closed at this size.
 const OBJECT_BYTES: usize = 8 << 20;
 
-/// About what an extent of a delta takes in memory.
+/// The approximate memory of a delta's extent.
 pub(super) const EXTENT_BYTES: u64 = 160;
 
-/// What is folded.
+/// The input of a fold.
 pub(super) struct FoldInput {
-    /// Layers of deltas that change no more, the oldest first.
+    /// Layers of deltas that no longer change, the oldest first.
     pub(super) layers: Vec<Arc<DeltaMap>>,
-    /// Whole pages where nothing can be folded.
+    /// Whole pages in which nothing can be folded.
     pub(super) lost: Vec<Span>,
 }
 
-/// Index blocks on their way into objects.
+/// Collects index blocks into objects and writes them.
 pub(super) struct Output<'a> {
     engine: &'a Arc<Engine>,
     tail: &'a Tail,
     object: UnnamedObject,
     bytes: Vec<u8>,
-    /// Objects that are in the store and that nothing names yet.
+    /// Objects in the store that nothing names yet.
     objects: Vec<UnnamedObject>,
 }
 
@@ -60,12 +60,13 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The objects that were written since the last call.
+    /// Takes the objects that were written since the last call.
     pub(super) fn take_objects(&mut self) -> Vec<UnnamedObject> {
         std::mem::take(&mut self.objects)
     }
 
-    /// Adds a block, and copies it to the cache disk: the one that it replaces leads there no more.
+    /// Adds a block, and copies it to the cache disk, where the block that it replaces will not be looked up any
+    /// more.
     async fn add(&mut self, block: Vec<u8>) -> Result<BlockRef, OpenError> {
         if self.bytes.len() + block.len() > OBJECT_BYTES {
             self.flush().await?;
@@ -88,7 +89,7 @@ impl<'a> Output<'a> {
         }
         let next = self.engine.next_object();
         let object = std::mem::replace(&mut self.object, next);
-        // One object after the other: what was written before is not written again.
+        // Only this object is repeated, not those written before it.
         let mut delay = self.engine.options.retry_ns;
         loop {
             let key = object.session().index_key(object.id().number);
@@ -108,20 +109,20 @@ impl<'a> Output<'a> {
     }
 }
 
-/// What became of a node.
+/// The result of folding a node.
 #[derive(Default)]
 pub(super) struct FoldedNode {
-    /// Where it is now, none inside if it is empty; none if nothing of it changed.
+    /// The place of the new node, inside `None` if it is empty; outside `None` if nothing of it changed.
     pub(super) block: Option<Option<BlockRef>>,
-    /// Blocks that are in use no more.
+    /// Blocks that are no longer used.
     pub(super) replaced: Vec<BlockRef>,
-    /// How many pages were written.
+    /// The number of pages written.
     pub(super) pages: usize,
-    /// Pages that could not be folded, beside those where a pack is lost.
+    /// Pages that could not be folded, besides those below a pack that cannot be read.
     pub(super) blocked: BTreeSet<u64>,
 }
 
-/// Folds what the prefix has of a node.
+/// Folds the input's deltas of one node.
 pub(super) async fn fold_node(
     out: &mut Output<'_>,
     prefix: &FoldInput,
@@ -132,7 +133,7 @@ pub(super) async fn fold_node(
     let span = Span::new(number * NODE_SECTORS, NODE_SECTORS);
     let mut folded = FoldedNode::default();
     if is_zeroes(&prefix.layers, span) {
-        // A discard: nothing is loaded, nothing is written.
+        // The whole node is discarded: nothing is loaded or written.
         folded.block = block.map(|_| None);
         folded.replaced.extend(block);
         return Ok(folded);
@@ -195,7 +196,7 @@ fn unreadable(tail: &Tail, what: &str, target: BlockTarget, error: ErrorKind) ->
     ))
 }
 
-/// Something that is to be listed is of a session that nobody knows.
+/// The error for an object of a session that is not known.
 fn unnamed(tail: &Tail) -> impl Fn(FormatError) -> OpenError {
     |error| OpenError::Corrupt(format!("the index of {}: {error}", tail.name()))
 }
@@ -233,7 +234,7 @@ fn touched_pages(
     touched
 }
 
-/// Whether something of the page below the deltas is still to be seen.
+/// Whether a part of the base page is visible below the deltas.
 fn needs_base(layers: &[Arc<DeltaMap>], page: u64) -> bool {
     let mut needed = false;
     walk_layers(layers, page_span(page), &mut |_, delta| {
@@ -245,7 +246,7 @@ fn needs_base(layers: &[Arc<DeltaMap>], page: u64) -> bool {
 /// A page that is to be folded.
 struct PagePlan {
     number: u64,
-    /// Where its base is, if something of that is still to be seen.
+    /// The base page, if a part of it is visible below the deltas.
     base: Option<BlockRef>,
 }
 
@@ -263,7 +264,7 @@ fn plan_pages(
     touched.map(plan).collect()
 }
 
-/// Folds a few pages: their bases are loaded side by side.
+/// Folds a few pages, whose bases are loaded in parallel.
 async fn fold_pages(
     out: &mut Output<'_>,
     prefix: &FoldInput,

@@ -1,7 +1,8 @@
-//! A person's word that a volume is gone for good whose root somebody removed from the store.
+//! Forgets a volume whose root somebody removed from the store, when an operator confirms that it is gone for
+//! good.
 //!
-//! Without a root nobody knows what a volume had, so all of it stays, and the collector stands still until the root
-//! is put back or somebody says this. It never touches a volume that has a root, whatever it is called.
+//! Without its root nothing tells which objects a volume had, so the collector removes nothing at all until the
+//! root is put back or the volume is forgotten. A volume that has a root is never touched, whatever its name.
 
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use crate::store::roots::{list_keys, read_any_root};
 use crate::store::volume_spec::VolumeSpec;
 use crate::units::VolumeId;
 
-/// The name that a tombstone has of a volume whose own nobody knows any more.
+/// The name in the tombstone of a volume whose own name is not known any more.
 const NO_NAME: &str = "forgotten";
 
-/// Keeps a tombstone of a volume that has no root: what only it reached is garbage from now on.
+/// Writes a tombstone of a volume that has no root: objects that only this volume reached become garbage.
 pub(crate) async fn forget(engine: &Arc<Engine>, volume: VolumeId) -> Result<(), OpenError> {
     engine.host_log.check_not_stopped()?;
     let tails = local_tails(engine, volume);
@@ -41,7 +42,7 @@ pub(crate) async fn forget(engine: &Arc<Engine>, volume: VolumeId) -> Result<(),
     keep_tombstone(engine, &tombstone).await
 }
 
-/// Reads all roots: which of them a volume has is in no key.
+/// Reads all roots, because a root's key does not have the volume's id.
 async fn check_has_no_root(
     engine: &Engine,
     prefix: &str,
@@ -59,7 +60,7 @@ async fn check_has_no_root(
                 )));
             }
             Ok(_) | Err(OpenError::NoSuchVolume(_)) => {}
-            // It may be the one that is to be forgotten.
+            // This may be the root of the volume in question.
             Err(error) => return Err(error),
         }
     }

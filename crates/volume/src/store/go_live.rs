@@ -1,7 +1,7 @@
 //! How a tail begins to serve: its ring, its record in the log, its uploads.
 //!
-//! Must never make a ring anew that has commits which no frame has, nor let a commit into one that no frame names:
-//! recovery reads the rings that frames name.
+//! It must never make a ring anew that has commits which no frame has, and must not let a commit into a ring that
+//! no frame names, because recovery reads only the rings that frames name.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::store::{endings, flow, fold, index_blocks};
 use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, VolumeSize};
 
-/// An empty ring for a tail. None if the log is poisoned: nothing will be committed, and the old
-/// ring stays, for it says so.
+/// Opens an empty ring for a tail. `None` if the log is poisoned: nothing will be committed, and the old ring
+/// stays, because it says that the log is poisoned.
 pub(super) fn open_ring(
     engine: &Engine,
     tail: TailId,
@@ -35,7 +35,7 @@ pub(super) fn open_ring(
     ring.map(Some).map_err(OpenError::Disk)
 }
 
-/// How clients see a volume of this size.
+/// The geometry that clients see of a volume of this size.
 pub(super) fn geometry_of(size: VolumeSize) -> Geometry {
     Geometry {
         bytes: size.bytes,
@@ -45,8 +45,8 @@ pub(super) fn geometry_of(size: VolumeSize) -> Geometry {
     }
 }
 
-/// Makes the tail live: its ring, its record in the log, its uploads. One that serves unchecked has a ring, and goes on
-/// serving while this is done.
+/// Makes the tail live: opens its ring, has the log record it, and starts its uploads. A tail that serves
+/// unchecked has a ring, and keeps serving meanwhile.
 pub(super) async fn go_live(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -64,7 +64,7 @@ pub(super) async fn go_live(
     tail.checked.wake_all();
     engine.add_tail(Arc::clone(tail));
     if engine.poisoned.load(Ordering::Acquire) {
-        // It may have happened after the ring was made and before the tail was there to be told.
+        // The log may have been poisoned after the ring was made and before the tail was registered.
         tail.poison_ring();
     }
     note_tail(engine, tail).await?;
@@ -75,7 +75,7 @@ pub(super) async fn go_live(
         let mut inner = tail.lock();
         match inner.status {
             Status::Dormant | Status::Unchecked => {
-                // The log knows of it by now.
+                // The log has a record of the tail by now.
                 inner.geometry = geometry_of(size);
                 inner.status = Status::Live;
                 None
@@ -87,7 +87,8 @@ pub(super) async fn go_live(
         engine.host_log.detach(volume);
         return Err(endings::end_reason(tail, status));
     }
-    // A host that stops says so first, and then ends what is live: one of the two sees the other.
+    // A host that stops sets the stop first and then ends the live tails, so either this check or that loop ends
+    // this tail.
     if let Some(stop) = engine.host_log.stop_reason()
         && !canary::active!("stopped_host_opens_volumes")
     {
@@ -95,7 +96,7 @@ pub(super) async fn go_live(
         endings::end(engine, tail, &error);
         return Err(error);
     }
-    // How old it is nobody knows, and this life may be as short as the one before.
+    // The age of these commits is not known, and this process may live as shortly as the one before.
     tail.upload.request_now(tail.newest());
     flow::start(engine, tail);
     let shared = || (Arc::clone(engine), Arc::clone(tail));
@@ -107,7 +108,7 @@ pub(super) async fn go_live(
     Ok(())
 }
 
-/// Puts the tail over what the store has. Answers the places in the log of what the store has by now, too.
+/// Lays the tail's layers over the index. Also returns the places in the log whose content the store has by now.
 fn lay_over(
     engine: &Engine,
     tail: &Tail,
@@ -116,7 +117,7 @@ fn lay_over(
 ) -> Result<Vec<(LogAddr, u64)>, OpenError> {
     let status = tail.lock().status;
     let (serves, ring) = match status {
-        // Its ring has commits that no frame has: it stays.
+        // Its ring has commits that no frame has, so it stays.
         Status::Unchecked => (true, None),
         Status::Dormant => {
             let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
@@ -125,7 +126,8 @@ fn lay_over(
         status => return Err(endings::end_reason(tail, status)),
     };
     let mut inner = tail.lock();
-    // Recovery has dropped what the log knew to be stored, and a tail that serves is not walked for nothing.
+    // Recovery has dropped what the log knew to be stored, so a serving tail need not be walked if nothing was
+    // stored since.
     let stale = match serves && root.lsn <= tail.stored_lsn() {
         true => Vec::new(),
         false => inner.layers.drop_stored(root.lsn),
@@ -141,7 +143,7 @@ fn lay_over(
     Ok(stale)
 }
 
-/// What a tail needs to take requests. All of it is in frames, and the store has what is up to `stored`.
+/// Lets the tail take requests. All of its commits are in frames, and the store has those up to `stored`.
 pub(super) fn begin_serving(
     engine: &Engine,
     tail: &Tail,
@@ -160,13 +162,15 @@ pub(super) fn begin_serving(
     tail.set_framed(inner.newest);
 }
 
-/// Has the log name the tail's ring. Recovery reads the rings that frames name: none may be written before.
+/// Has a frame name the tail's ring. Recovery reads the rings that frames name, so no commit may enter the ring
+/// before.
 pub(super) async fn note_tail(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError> {
     if engine.committer().is_poisoned() {
         tail.require_check();
         return Ok(());
     }
-    // The record first: a round that starts meanwhile is waited for in vain, never too early.
+    // The record is queued first: a round that starts meanwhile may be waited for needlessly, but never too
+    // short.
     engine
         .committer()
         .record(engine, Record::Tail(tail.record()));

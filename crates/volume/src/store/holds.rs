@@ -1,4 +1,4 @@
-//! What a root says about who holds a volume, and whether what this log has of it goes on from there.
+//! What a root says about who holds a volume, and whether this log's part of the volume continues it.
 //!
 //! Judgements only: nothing here changes a tail, a root or the log.
 
@@ -11,7 +11,7 @@ use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
 use crate::units::VolumeId;
 
-/// What an open found out about local tails of a volume.
+/// The local tails of a volume.
 pub(crate) fn local_tails(engine: &Engine, volume: VolumeId) -> Vec<Arc<Tail>> {
     engine
         .tails()
@@ -20,7 +20,7 @@ pub(crate) fn local_tails(engine: &Engine, volume: VolumeId) -> Vec<Arc<Tail>> {
         .collect()
 }
 
-/// Whether the store with its logs has less than what was called stored here.
+/// The error if the store and its logs have less than what this host has reported as stored.
 pub(super) fn records_lost(stored: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
     if canary::active!("older_store_is_believed") {
         return None;
@@ -34,14 +34,14 @@ pub(super) fn records_lost(stored: &Root, tails: &[Arc<Tail>]) -> Option<OpenErr
     })
 }
 
-/// Whether the volume is held by this host: its last commit was of a session of this log. A copy of
-/// the cache directory has the same host id, and a tail that parts from this one where it was copied.
+/// Whether this host holds the volume: the root's last commit is of a session of this log. A copy of the cache
+/// directory has the same host id, but its tail parts from this one at the moment of the copy.
 pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
-    // After a claim that was cut short it is still the predecessor's; of a closed volume it was nobody's.
+    // After a claim that was cut short the predecessor still owns the volume; a closed volume had no owner.
     let owner = root.owner.as_ref().map(|owner| owner.host);
     let claimant = root.claimant.as_ref().map(|claimant| claimant.host);
     let predecessor = root.predecessor.map(|before| before.host);
-    // It was to be taken over from whoever had it, by this log, and that was cut short.
+    // This log began a take-over that was cut short.
     let is_own_claim = owner.is_none()
         && claimant == Some(engine.host)
         && engine.sessions.is_own(root.writer.session);
@@ -64,7 +64,7 @@ pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) ->
     is_own
 }
 
-/// Whether the root's last commit was made from this log.
+/// Whether this log made the root's last commit.
 fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
     canary::active!("copy_continues_the_tail")
         || engine.sessions.is_own(root.writer.session)
@@ -73,16 +73,16 @@ fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
         || tails.iter().any(|tail| tail.upload.mark() == root.mark())
 }
 
-/// Whether the root's hold began on a log that was poisoned by then. It took no write and left nothing in
-/// any log, so there are no two histories of it: every log of the host may go on from it. This one need not be
-/// poisoned any more: loss of power takes a mark whose own sync failed.
+/// Whether the root's hold began on a log that was already poisoned. Such a hold took no write and left nothing
+/// in any log, so it has one history only, and every log of the host may continue it. This log need not be
+/// poisoned any more: a loss of power erases a poison mark whose own sync failed.
 fn was_begun_without_a_log(root: &Root) -> bool {
     root.writer.session.number == 0 && !canary::active!("lost_mark_makes_a_copy")
 }
 
-/// Whether a volume that is opened with this root goes on as the hold left it. It does if the local tail
-/// continues the hold, or if the hold was given back with everything and nobody opened the volume since. A log
-/// that has no tail of it came after that log; one that has must have written the root itself.
+/// Whether a volume that is opened with this root continues as the hold left it. It does if the local tail
+/// continues the hold, or if the hold was given back completely and nobody has opened the volume since. A log
+/// without a tail of the volume is newer than the hold; a log with one must have written the root itself.
 pub(super) fn is_continued(
     engine: &Engine,
     root: &Root,
@@ -117,8 +117,8 @@ pub(crate) fn check_not_held(engine: &Engine, root: &Root) -> Result<(), OpenErr
     })
 }
 
-/// Whether the root is older than what this host saw there, or is of another history: epoch and sequence of
-/// a volume's root only rise, whoever holds it.
+/// The error if the root is older than one that this host has seen, or belongs to another history: epoch and
+/// sequence of a volume's root only rise, whoever holds it.
 pub(super) fn set_back(root: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
     if canary::active!("older_store_is_believed") {
         return None;
@@ -156,7 +156,7 @@ pub(super) fn set_back_to_any_namesake(engine: &Engine, root: &Root) -> Option<O
     waiting.find_map(|tail| set_back_to_namesake(root, &tail))
 }
 
-/// The local tail that continues the root. A fenced one has a history of its own, whatever the root says now.
+/// The local tail that continues the root. A fenced tail has a history of its own, whatever the root says now.
 pub(super) fn continuing_tail(
     engine: &Engine,
     root: &Root,
@@ -172,18 +172,19 @@ pub(super) fn continuing_tail(
     tails.iter().find(continues).cloned()
 }
 
-/// Whether this log gave the volume back with all that the tail holds, nobody opened it since, and the log
-/// does not say so: a crash came before, or it is poisoned. The hold goes on then, however often that happens.
+/// Whether this log gave the volume back with all that the tail holds, and nobody has opened it since, although
+/// the log has no record of that: a crash came before the record, or the log is poisoned. Then the hold
+/// continues, however often that happens.
 fn was_given_back(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
     is_closed(root) && covers_tail(engine, tail, root)
 }
 
-/// Nobody holds it, and no log has anything of it beyond the root.
+/// Whether nobody holds the volume, and no log has more of it than the root.
 fn is_closed(root: &Root) -> bool {
     root.owner.is_none() && root.predecessor.is_none()
 }
 
-/// Whether the root is of the tail's hold, was written from this log, and has all that the tail holds.
+/// Whether the root belongs to the tail's hold, was written from this log, and covers all that the tail holds.
 pub(super) fn covers_tail(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
     tail.id().since == root.since
         && tail.newest() <= root.lsn

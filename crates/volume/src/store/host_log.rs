@@ -1,8 +1,8 @@
-//! This host's log in the store, as the engine holds it: the one publisher, where the log stands, and what
+//! This host's log in the store, as the engine holds it: the one publisher, the state of the log, and what
 //! procedures ask of the next record.
 //!
-//! The publisher is used by one procedure at a time. It must never be left half used: whoever is dropped
-//! while he waits inside it gives it back, and what it had sent is found by its digest. Knows the engine only as a
+//! One procedure at a time uses the publisher. A procedure that is dropped while it waits inside the publisher
+//! gives it back, and the digest of what it had sent tells later what became of that. Knows the engine only as a
 //! [`LogEnvironment`].
 
 use std::collections::BTreeMap;
@@ -27,16 +27,16 @@ use crate::request::tail::Tail;
 use crate::sync::Mutex;
 use crate::units::{Epoch, LogSession, VolumeId};
 
-/// What the host's log needs of the engine around it.
+/// What the host's log needs of the engine.
 pub(crate) trait LogEnvironment: Send + Sync {
-    /// Makes it durable; false if the local log takes nothing more.
+    /// Makes the state durable; false if the local log takes no writes any more.
     fn persist_state(
         self: Arc<Self>,
         state: LogState,
     ) -> Pin<Box<dyn Future<Output = bool> + Send>>;
-    /// Leaves it to the next durable note.
+    /// Has the state written with the next frame of the local log.
     fn stage_state(&self, state: LogState);
-    /// A request to the store was answered, or failed and will be sent again.
+    /// Called when the store answered a request, or the request failed and will be repeated.
     fn on_store_answer(&self, key: &str, is_write: bool, error: Option<&StoreError>);
 }
 
@@ -47,45 +47,45 @@ pub(crate) struct HostLog {
     state: Mutex<LogState>,
     publisher: Mutex<Option<Publisher<HostPort>>>,
     free: Signal,
-    /// Something is to be published.
+    /// Raised when something is to be published.
     pub(super) changed: Signal,
-    /// The log went on.
+    /// Raised when the log has a new record.
     pub(super) advanced: Signal,
-    /// Volumes that come and go; whoever takes the publisher next tells it.
+    /// Volumes that were attached or detached; the next user of the publisher passes them on to it.
     changes: Mutex<Vec<VolumeChange>>,
     asked: Mutex<Vec<RecordRequest>>,
     failures: Mutex<Failures>,
     stopped: Mutex<Option<Stop>>,
 }
 
-/// A volume that this host owns from now on, or no more.
+/// A volume was attached or detached.
 #[derive(Debug)]
 enum VolumeChange {
     Attach(VolumeId, String, Epoch),
     Detach(VolumeId),
 }
 
-/// Of so many requests at least it is known how often in a row they fail: more than are asked side by side.
+/// The least number of failing requests that are remembered; more than are sent in parallel.
 const FAILING_KEPT: usize = 1024;
 
-/// A request, as failures are counted: reads and writes apart, for a write whose outcome is not known is followed by
-/// a read.
+/// A request, as failures are counted: key, and whether it is a write. Reads and writes count apart, because a
+/// read follows a write whose outcome is not known.
 type RequestKey = (String, bool);
 
-/// Requests of the log's procedures that fail, until they are answered: by key, for what is asked again and again is
-/// one object, and answers about others say nothing of it. Those that nobody asks any more are forgotten when there
-/// are too many.
+/// The failing requests of the log's procedures, until they are answered. They are counted by key, because a
+/// repeated request concerns one object, and answers about other objects say nothing about it. Requests that are
+/// no longer sent are forgotten when there are too many.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Failures {
     in_a_row: BTreeMap<RequestKey, u64>,
-    /// Those that have not failed since the others were begun to be counted.
+    /// Requests that have not failed since the newer table was begun.
     older: BTreeMap<RequestKey, u64>,
-    /// What the last one ended with.
+    /// The error of the last failure.
     last: String,
 }
 
 impl Failures {
-    /// How often in a row this request has failed now.
+    /// Counts an answer, and returns how often in a row this request has failed.
     fn on_answer(&mut self, key: &str, is_write: bool, error: Option<&StoreError>) -> u64 {
         let request = (key.to_owned(), is_write);
         let before = self.older.remove(&request);
@@ -106,7 +106,7 @@ impl Failures {
         *in_a_row
     }
 
-    /// Those of keys that begin with one of these.
+    /// The failures of keys with one of these prefixes.
     pub(super) fn of(&self, prefixes: &[String]) -> Failures {
         let is_of = |key: &str| prefixes.iter().any(|prefix| key.starts_with(&**prefix));
         let all = self.in_a_row.iter().chain(&self.older);
@@ -120,7 +120,7 @@ impl Failures {
         }
     }
 
-    /// How often one of these requests has failed in a row since they stood like that, at most. Forgets of
+    /// The largest number of failures in a row of one of these requests since `before` was taken. Removes from
     /// `before` what was answered since.
     pub(super) fn max_failures_since(&self, before: &mut Failures) -> u64 {
         before.in_a_row.retain(|request, count| {
@@ -133,20 +133,20 @@ impl Failures {
         self.in_a_row.iter().map(since).max().unwrap_or(0)
     }
 
-    /// What the last one ended with.
+    /// The error of the last failure.
     pub(super) fn last(&self) -> &str {
         &self.last
     }
 }
 
-/// What a record is to say beside slices.
+/// What a record has to say besides slices.
 #[derive(Debug)]
 pub(super) struct RecordRequest {
     pub(super) tail: Arc<Tail>,
     pub(super) epoch: Epoch,
     /// Objects that a root update is about to name: index or pack, and the number.
     pub(super) objects: Vec<NamedObject>,
-    /// It ends the volume's epoch.
+    /// The record ends the volume's epoch.
     pub(super) ends: bool,
     pub(super) answer: AnswerSender<Result<(), OpenError>>,
 }
@@ -166,29 +166,29 @@ impl HostLog {
         }
     }
 
-    /// Makes the publisher of this session. `before`: the session before it.
+    /// Makes the publisher of this session. `before` is the previous session.
     pub(crate) fn begin(&self, port: HostPort, own: SessionName, before: LogSession) {
         let publisher = Publisher::new(port, own, before, self.state());
         *lock(&self.publisher) = Some(publisher);
     }
 
-    /// Where the log stands, for checkpoints.
+    /// The state of the log, for checkpoints.
     pub(crate) fn state(&self) -> LogState {
         lock(&self.state).clone()
     }
 
-    /// Replaces where the log stands.
+    /// Replaces the state of the log.
     pub(crate) fn set_state(&self, state: LogState) {
         *lock(&self.state) = state;
         self.advanced.wake_all();
     }
 
-    /// Why this host does nothing more.
+    /// Why this host has stopped, if it has.
     pub(super) fn stop_reason(&self) -> Option<Stop> {
         lock(&self.stopped).clone()
     }
 
-    /// Refuses what would write to the store for a host that has stopped.
+    /// Refuses an operation that writes to the store if this host has stopped.
     pub(super) fn check_not_stopped(&self) -> Result<(), OpenError> {
         match self.stop_reason() {
             Some(stop) if !canary::active!("stopped_host_publishes") => {
@@ -198,7 +198,8 @@ impl HostLog {
         }
     }
 
-    /// True: it had not stopped before. The first reason stays: those behind it may be its consequences.
+    /// Stops the host. Returns true if it had not stopped before. The first reason is kept: later ones may be
+    /// consequences.
     pub(super) fn stop(&self, stop: &Stop) -> bool {
         let mut stopped = lock(&self.stopped);
         let is_first = stopped.is_none();
@@ -206,12 +207,12 @@ impl HostLog {
         is_first
     }
 
-    /// What fails of keys that begin with one of these.
+    /// The failing requests of keys with one of these prefixes.
     pub(super) fn failures_of(&self, prefixes: &[String]) -> Failures {
         lock(&self.failures).of(prefixes)
     }
 
-    /// How often in a row the request has failed now.
+    /// Counts an answer of the store, and returns how often in a row the request has failed.
     pub(super) fn on_store_answer(
         &self,
         key: &str,
@@ -221,23 +222,24 @@ impl HostLog {
         lock(&self.failures).on_answer(key, is_write, error)
     }
 
-    /// Something is ready to be published.
+    /// Wakes the publisher: something is ready.
     pub(crate) fn wake(&self) {
         self.changed.wake_all();
     }
 
-    /// The volume is owned from now on. Waits for nobody: the publisher may wait for the store.
+    /// Adds a volume that this host owns from now on. It does not wait, because the publisher may be waiting for
+    /// the store.
     pub(super) fn attach(&self, volume: VolumeId, name: String, epoch: Epoch) {
         lock(&self.changes).push(VolumeChange::Attach(volume, name, epoch));
     }
 
-    /// It is not owned any more.
+    /// Removes a volume that this host does not own any more.
     pub(super) fn detach(&self, volume: VolumeId) {
         lock(&self.changes).push(VolumeChange::Detach(volume));
     }
 
-    /// The publisher, when nobody else uses it. On a host that has stopped it refuses everything, whoever found
-    /// out why.
+    /// Waits until nobody else uses the publisher. On a host that has stopped, the publisher refuses everything,
+    /// whatever procedure found the reason.
     pub(super) async fn publisher(&self) -> PublisherGuard<'_> {
         let take = || lock(&self.publisher).take();
         let mut publisher = self.free.wait_until(take).await;
@@ -256,7 +258,7 @@ impl HostLog {
         }
     }
 
-    /// Ends when a record that counts names these index objects of a volume.
+    /// Waits until an effective record names these index objects of a volume.
     pub(super) async fn name_index_objects(
         &self,
         tail: &Arc<Tail>,
@@ -273,7 +275,7 @@ impl HostLog {
         self.ask(tail, epoch, objects, false).await
     }
 
-    /// Ends when a record that counts ends the volume's epoch.
+    /// Waits until an effective record ends the volume's epoch.
     pub(super) async fn end_epoch(&self, tail: &Arc<Tail>, epoch: Epoch) -> Result<(), OpenError> {
         self.ask(tail, epoch, Vec::new(), true).await
     }
@@ -309,7 +311,7 @@ impl HostLog {
 /// Holds the publisher, and gives it back.
 pub(super) struct PublisherGuard<'a> {
     log: &'a HostLog,
-    /// None only while it is dropped.
+    /// `None` only while it is dropped.
     publisher: Option<Publisher<HostPort>>,
 }
 
@@ -334,8 +336,7 @@ impl Drop for PublisherGuard<'_> {
     }
 }
 
-/// What the procedures of the host's log ask for. The engine holds the publisher, so this does not hold
-/// the engine.
+/// The environment of the log's procedures. The engine holds the publisher, so this must not hold the engine.
 #[derive(Clone)]
 pub(crate) struct HostPort {
     port: Port,
@@ -363,7 +364,7 @@ impl HostPort {
     }
 }
 
-/// Of the first pause of the procedures, the collector's between two windows of requests is so many times that.
+/// The collector's pause between two windows of requests, in units of the procedures' first pause.
 const PACE: u64 = 2;
 
 impl CollectPort for HostPort {
@@ -439,7 +440,7 @@ mod tests {
         assert_eq!(failures.of(&prefixes).max_failures_since(&mut before), 3);
         failures.on_answer("hosts/a/low", false, None);
         assert_eq!(failures.of(&prefixes).max_failures_since(&mut before), 0);
-        // What was answered begins anew.
+        // An answer resets the count.
         failures.on_answer("hosts/a/low", false, Some(&error));
         assert_eq!(failures.of(&prefixes).max_failures_since(&mut before), 1);
     }
@@ -450,7 +451,7 @@ mod tests {
         let mut failures = Failures::default();
         for nth in 0..20 * FAILING_KEPT {
             failures.on_answer(&format!("packs/{nth}"), true, Some(&error));
-            // One that is asked again and again is not forgotten among them.
+            // A request that is repeated is not forgotten among them.
             let in_a_row = failures.on_answer("hosts/a/low", false, Some(&error));
             assert_eq!(in_a_row, nth as u64 + 1);
         }

@@ -1,8 +1,8 @@
-//! Writing packs and index objects: create-only, and read back where the answer is not that it was created.
+//! Writes packs and index objects: create-only, and read back unless the store answered that it created the
+//! object.
 //!
-//! Two processes that draw the same names are copies of one host. Whoever of them comes second must not
-//! write over what a record of the first may name: it stops (docs/store-protocol.md, rule
-//! `pack-is-read-back`).
+//! Two processes that use the same names are copies of one host. The second must not overwrite an object that a
+//! record of the first may name: it stops (docs/store-protocol.md, rule `pack-is-read-back`).
 
 use std::sync::Arc;
 
@@ -17,10 +17,11 @@ use crate::store::log_procedures::stop_host;
 use crate::store::objects::store_error;
 use crate::sync::atomic::Ordering;
 
-/// What is read may be damaged on its way: so often it is read before a host stops for it.
+/// Reads of an object before the host stops for its bytes, because a read may be damaged on its way.
 const READS_MAX: u32 = 5;
 
-/// Writes an immutable object. An error of the store may be tried again with the same bytes.
+/// Writes an immutable object of one volume. After an error of the store the caller may repeat it with the same
+/// bytes.
 pub(super) async fn put(
     engine: &Arc<Engine>,
     tail: &Tail,
@@ -32,7 +33,7 @@ pub(super) async fn put(
     write(engine, key, data).await
 }
 
-/// The same for an object that is not one volume's.
+/// Writes an immutable object that several volumes share.
 pub(super) async fn write(engine: &Arc<Engine>, key: &str, data: &Bytes) -> Result<(), OpenError> {
     let op = StoreOp::Put {
         key: key.to_owned(),

@@ -1,8 +1,8 @@
 //! Index blocks: from memory, from the cache disk, from the store, in this order.
 //!
-//! A block that was read or written is decoded into memory and its bytes are copied to the cache disk, so
-//! that what is cached of a volume can be found while the store is away (S10). Its checksum is verified
-//! wherever it comes from (S8).
+//! A block that was read or written is decoded into memory, and its bytes are copied to the cache disk, so that
+//! cached chunks of a volume can be found while the store is away (S10). Its checksum is verified wherever it
+//! comes from (S8).
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ use crate::store::objects::read_range;
 use crate::store::session_table::SessionTable;
 use crate::units::VolumeId;
 
-/// How often a block whose checksum fails is read.
+/// Reads of a block whose checksum fails.
 const READS_OF_DAMAGED: u32 = 2;
 /// Blocks loaded at once.
 pub(crate) const LOADS_AT_ONCE: usize = 16;
 
-/// A block, once the sessions of what it names are known.
+/// Decodes a block, and registers the sessions of the objects that it names.
 fn decode(
     names: &SessionTable,
     volume: VolumeId,
@@ -52,10 +52,10 @@ fn decode(
     }
 }
 
-/// Loads a block for the requests that wait for it.
+/// Loads a block, and wakes the requests that wait for it.
 pub(crate) async fn fetch(engine: Arc<Engine>, tail: Arc<Tail>, target: BlockTarget) {
     let result = match load(&engine, &tail, target).await {
-        // The index knows: whoever waits plans again and hears it from there.
+        // The index has recorded the damage: waiters plan again and get the error from there.
         Err(ErrorKind::Corrupt) if target.kind == BlockKind::Node => Ok(()),
         result => result.map(drop),
     };
@@ -64,7 +64,7 @@ pub(crate) async fn fetch(engine: Arc<Engine>, tail: Arc<Tail>, target: BlockTar
     engine.fetches.complete([(key, result)], now);
 }
 
-/// A block, from where it is. What is loaded stays in memory for a while.
+/// Loads a block from the nearest place that has it, into memory.
 async fn load(
     engine: &Arc<Engine>,
     tail: &Tail,
@@ -81,7 +81,8 @@ async fn load(
     Ok(found)
 }
 
-/// A block, from where it is, and its bytes if only the store had it. Nothing is kept of it here.
+/// Reads a block from the nearest place that has it. Also returns its bytes if only the store had it. Nothing is
+/// kept in memory.
 pub(crate) async fn read(
     engine: &Engine,
     tail: &Tail,
@@ -107,7 +108,7 @@ fn find_in_memory(engine: &Engine, target: BlockTarget) -> Option<IndexBlock> {
     }
 }
 
-/// The block, and its bytes back.
+/// Decodes a block on a computing thread, and returns it with its bytes.
 async fn decode_elsewhere(
     engine: &Engine,
     tail: &Tail,
@@ -118,8 +119,8 @@ async fn decode_elsewhere(
     let names = Arc::clone(&engine.names);
     let lineage = tail.upload.lineage();
     let work = move || {
-        // A fork has blocks of the volumes that it was forked from, until it has folded them anew. However
-        // many those are, one look tells whose it says that it is.
+        // A fork has blocks of its ancestors until it has folded them anew. The block itself says which volume it
+        // belongs to, however many ancestors there are.
         let said = block_volume(&bytes);
         let is_ancestor = |said: &VolumeId| lineage.iter().any(|above| above.volume == *said);
         let origin = said.filter(is_ancestor).unwrap_or(volume);
@@ -170,7 +171,8 @@ async fn read_from_store(
         ErrorKind::Corrupt
     })?;
     let (kind, number, volume) = (target.kind, target.number, tail.name());
-    // Read once more if it is damaged: the line may have done that, and a node that is given up stays so.
+    // A damaged block is read once more: it may have been damaged on its way, and a node that is given up stays
+    // so.
     for attempt in 1..=READS_OF_DAMAGED {
         let read = read_range(engine, tail, key.clone(), offset.into(), bytes.into()).await?;
         let (found, read) = decode_elsewhere(engine, tail, target, read)
@@ -189,7 +191,7 @@ async fn read_from_store(
     Err(ErrorKind::Corrupt)
 }
 
-/// Copies a block to the cache disk, unless nothing there may go for it.
+/// Copies a block to the cache disk, unless nothing there may be evicted for it.
 pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: Vec<u8>) {
     if canary::active!("index_block_in_memory_only") {
         return;
@@ -214,8 +216,8 @@ pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: V
     }
 }
 
-/// Logs that the cache disk refused a write. While it is full that is so for each chunk and block: only
-/// the first few are logged, and then one in many; the metrics count all.
+/// Logs that the cache disk refused a write. A full disk refuses every chunk and block, so only the first few are
+/// logged, and then one in many; the metrics count all.
 pub(crate) fn report_refused_write(engine: &Engine, error: &DiskError) {
     const ONE_IN: u64 = 4096;
     let refused = engine.jobs.failures.counts().of(FailureKind::CacheWrite);
@@ -228,7 +230,7 @@ pub(crate) fn report_refused_write(engine: &Engine, error: &DiskError) {
     }
 }
 
-/// Loads the nodes of a volume that was just opened, for as many as the budget has room; nobody waits.
+/// Loads the nodes of a volume that was just opened, as far as the budget has room. Nobody waits for that.
 pub(crate) async fn load_nodes(engine: Arc<Engine>, tail: Arc<Tail>) {
     let nodes: Vec<(u64, BlockRef)> = {
         let inner = tail.lock();
@@ -248,7 +250,7 @@ pub(crate) async fn load_nodes(engine: Arc<Engine>, tail: Arc<Tail>) {
             };
             Box::pin(load(&engine, &tail, target))
         });
-        // What could not be loaded was logged, and is asked for again by who needs it.
+        // A node that could not be loaded was logged, and is loaded again when a request needs it.
         drop(join_all(loads.collect()).await);
     }
 }

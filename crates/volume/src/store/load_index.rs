@@ -1,8 +1,7 @@
-//! Loading a volume's index when it is opened: all deltas, side by side.
+//! Loads a volume's index when it is opened: all deltas, in parallel.
 //!
-//! An object that is gone or damaged costs its own range and nothing else: the volume opens, reads of
-//! that range are I/O errors, and what is written there again can be read. It must never turn into
-//! zeroes or into what was there before.
+//! An object that is missing or damaged affects its own range alone: the volume opens, reads of that range fail
+//! with EIO until it is written again. The range must never read as zeroes or as older content.
 
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -24,7 +23,7 @@ pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, Op
     let mut index = Index::default();
     index.nodes.extend(root.nodes.iter().copied());
     index.listed = root.deltas.len();
-    // A footer of which a fold left several windows stands there several times, side by side.
+    // A footer of which a fold left several windows is listed once for each, one after the other.
     let is_same = |one: &DeltaRef, next: &DeltaRef| {
         let once = !canary::active!("footers_are_read_once_a_window");
         once && (one.pack, one.footer_offset) == (next.pack, next.footer_offset)
@@ -38,7 +37,7 @@ pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, Op
             let read = read?;
             let is_whole = matches!(read, IndexRead::Whole(_));
             let sections = match decode(engine, &windows[0], read)? {
-                // The line may have broken something.
+                // The bytes may have been damaged on their way.
                 Err(_) if is_whole => {
                     decode(engine, &windows[0], read_footer(engine, windows[0]).await?)?
                 }
@@ -89,7 +88,7 @@ async fn read_footer(engine: &Engine, delta: DeltaRef) -> Result<IndexRead, Open
     read_exactly(engine, &pack_key(engine, &delta)?, delta.footer_offset, len).await
 }
 
-/// The slices that a delta's pack has, or why they are lost.
+/// Reads the slices of a delta's pack, or says why they cannot be read.
 pub(super) async fn read_sections(
     engine: &Engine,
     delta: DeltaRef,
@@ -97,7 +96,7 @@ pub(super) async fn read_sections(
     decode(engine, &delta, read_footer(engine, delta).await?)
 }
 
-/// The sessions of all that the root names are known from here on.
+/// Registers the sessions of all objects that the root names.
 pub(super) fn learn_sessions(engine: &Engine, root: &Root) -> Result<(), OpenError> {
     let known = engine.names.register(root.sessions.iter());
     known.map_err(|error| OpenError::Corrupt(format!("{}: {error}", root_key(&root.name))))
@@ -108,7 +107,7 @@ fn pack_key(engine: &Engine, delta: &DeltaRef) -> Result<String, OpenError> {
     key.map_err(|error| OpenError::Corrupt(format!("pack {}: {error}", delta.pack)))
 }
 
-/// Applies what a pack has within the delta's window: the rest was folded.
+/// Applies the part of a pack that lies within the delta's window; the rest was folded.
 fn apply_window<'a>(index: &mut Index, window: Span, items: impl Iterator<Item = &'a Item>) {
     for (span, delta) in items.map(delta_of) {
         let part = span.intersect(window);
@@ -118,7 +117,7 @@ fn apply_window<'a>(index: &mut Index, window: Span, items: impl Iterator<Item =
     }
 }
 
-/// What the footer of a delta says, if it is that pack's, or why it is lost. A newer format is neither.
+/// Decodes the footer of a delta and checks that it is that pack's. A newer format is an error, not a loss.
 fn decode(
     engine: &Engine,
     delta: &DeltaRef,

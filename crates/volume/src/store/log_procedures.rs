@@ -1,7 +1,7 @@
-//! What the engine does with its host's log: it takes notes, gives the mark for roots, and ends volumes, or
-//! the whole host, by what the log says.
+//! How the engine serves its host's log: it makes the log's state durable, provides the mark for roots, and ends
+//! volumes, or the whole host, when the log says so.
 //!
-//! A stop of the host is for good: nothing of any volume is completed or stored after it.
+//! A stop of the host is final: after it nothing of any volume is completed or stored.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -23,7 +23,7 @@ use crate::store::host_log::{HostPort, LogEnvironment};
 use crate::store::objects::store_error;
 use crate::units::HostId;
 
-/// A request that fails so often in a row ends an operation that somebody waits for.
+/// Failures of a request in a row that end an operation which a client waits for.
 const FAILURES_MAX: u64 = 8;
 
 impl LogEnvironment for Engine {
@@ -46,14 +46,14 @@ impl LogEnvironment for Engine {
         let Some(error) = error else {
             return;
         };
-        // In an outage each is tried again and again; the first, second, fourth... of a row says so.
+        // In an outage every request is repeated many times; the first, second, fourth... failure of a row is
+        // logged.
         if !in_a_row.is_power_of_two() {
             return;
         }
         let error = store_error("request", key, error);
         tracing::warn!(%error, "a request of the host's log failed and will be tried again");
-        // A volume's root says nothing about other volumes, and neither does a pack: whoever looks at it
-        // tells the volume whose it is.
+        // An error about one volume's root or pack concerns that volume alone: its own procedures report it.
         let of_volume = volume_of_root_key(key);
         let is_of_all = key.starts_with(HOST_PREFIX) || canary::active!("one_key_is_everybodys");
         for tail in self.tails() {
@@ -66,8 +66,8 @@ impl LogEnvironment for Engine {
     }
 }
 
-/// Of the pause after a failed upload, the first pause of the log's procedures is this part: much waits for
-/// each of their requests, and none of them is large.
+/// The first pause of the log's procedures is this part of the pause after a failed upload: many volumes wait for
+/// each of their requests, and none of the requests is large.
 const PAUSE_PART: u64 = 10;
 
 /// The port of the host's log.
@@ -77,8 +77,7 @@ pub(crate) fn log_port(engine: &Arc<Engine>) -> HostPort {
     HostPort::new(engine.port.clone(), pause_ns, environment)
 }
 
-/// Finds out what stands in the log up to its end. The mark there, which is durable, for volumes that are
-/// opened now.
+/// Reads the host's log up to its end. Returns the mark there, which is durable, for volumes that are opened now.
 pub(super) async fn catch_up(engine: &Arc<Engine>) -> Result<Position, OpenError> {
     let mut publisher = engine.host_log.publisher().await;
     if !canary::active!("copy_is_not_looked_for") {
@@ -88,8 +87,8 @@ pub(super) async fn catch_up(engine: &Arc<Engine>) -> Result<Position, OpenError
     mark(engine, &mut publisher).await
 }
 
-/// The mark for a root update. A poisoned log takes no note of it, and publishes no record any more that
-/// could come to stand below it.
+/// The mark for a root update. A poisoned log cannot record the mark, but it publishes no record any more that
+/// could stand below it.
 pub(super) async fn mark(
     engine: &Arc<Engine>,
     publisher: &mut Publisher<HostPort>,
@@ -101,7 +100,7 @@ pub(super) async fn mark(
     }
 }
 
-/// Ends the volumes that other hosts turned out to have.
+/// Ends the volumes that other hosts have taken.
 pub(super) fn on_progress(
     engine: &Arc<Engine>,
     found: Result<Progress, Stop>,
@@ -120,14 +119,15 @@ pub(super) fn on_progress(
     Ok(progress)
 }
 
-/// Something does not fit: the host stores and completes nothing more. A poisoned log is no such case: its
-/// volumes go on without it.
+/// Stops the host: it stores and completes nothing more. A poisoned log is no reason for that: its volumes
+/// continue without it.
 pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
     if *stop == Stop::LocalLog {
         return OpenError::Poisoned;
     }
     let error = OpenError::HostStopped(stop.clone());
-    // The next start must not serve, unasked, what this one knows to have ended. Before anybody hears of it.
+    // Before any client hears of it: the next start must not serve, without asking the store, what this one knows
+    // to have ended.
     engine.tails().iter().for_each(|tail| tail.require_check());
     if engine.host_log.stop(stop) {
         tracing::error!(%error, "this host stops: it completes and stores nothing more");
@@ -141,18 +141,18 @@ pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
     error
 }
 
-/// What a procedure asks for that somebody waits for, by the beginnings of keys.
+/// The prefixes of the keys whose requests a procedure depends on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyPrefixes(Vec<String>);
 
 impl KeyPrefixes {
-    /// The volume's root.
+    /// Adds the volume's root.
     pub(super) fn with_root(mut self, name: &str) -> KeyPrefixes {
         self.0.push(root_key(name));
         self
     }
 
-    /// What stands under the name of the host that holds it, or held it last.
+    /// Prefixes of the objects of the host that holds the volume, or held it last.
     pub(super) fn of_holder(root: &Root) -> KeyPrefixes {
         let owner = root.owner.as_ref().map(|owner| owner.host);
         let holder = owner.or(root.predecessor.map(|before| before.host));
@@ -161,16 +161,16 @@ impl KeyPrefixes {
             .fold(KeyPrefixes::default(), KeyPrefixes::with_host)
     }
 
-    /// What stands under the host's name.
+    /// Adds the objects of the host's log.
     pub(super) fn with_host(mut self, host: HostId) -> KeyPrefixes {
         self.0.push(host_prefix(host));
         self
     }
 }
 
-/// The result of `work`, unless the store gives no answers any more to what it asks: whoever waits for it is to hear
-/// that. Dropping a take-over or an update is no more than a crash of who made it: what it sent may still take
-/// effect.
+/// Runs `work`, and gives up when requests under these prefixes have failed too often in a row, so that the
+/// caller hears of the outage. Dropping a take-over or an update has the effect of a crash: what it sent may
+/// still take effect.
 pub(super) async fn with_patience<T>(
     engine: &Engine,
     what: &str,

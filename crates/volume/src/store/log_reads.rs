@@ -1,6 +1,6 @@
-//! Volumes that were claimed and wait for what hosts' logs say of them: the state of [`super::take_together`].
+//! Volumes that were claimed and wait for the reading of hosts' logs: the state of [`super::take_together`].
 //!
-//! Knows no engine, which holds it.
+//! It does not know the engine, which owns it.
 
 use crate::error::OpenError;
 use crate::hostlog::names::Position;
@@ -10,20 +10,20 @@ use crate::jobs::{AnswerSender, Signal};
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU32;
 
-/// What logs say of a volume that was claimed.
+/// What the logs have of a claimed volume.
 #[derive(Clone, Debug)]
 pub(super) struct LogRead {
-    /// Of its predecessor's log.
+    /// What the predecessor's log has.
     pub(super) chain: Option<Chain>,
-    /// Where the own log stands, durably.
+    /// The durable mark of the host's own log.
     pub(super) mark: Position,
 }
 
-/// Volumes that were claimed, and wait for what logs say of them.
+/// The claimed volumes that wait for the reading of logs.
 #[derive(Debug, Default)]
 pub(crate) struct LogReads {
     pub(super) waiting: Mutex<Vec<PendingLogRead>>,
-    /// Rounds of reads.
+    /// Rounds of reads in progress.
     pub(super) under_way: AtomicU32,
     pub(super) changed: Signal,
 }

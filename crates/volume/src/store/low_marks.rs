@@ -1,8 +1,8 @@
-//! When this host raises its low mark: records that no root needs any more go, and volumes whose marks keep it
-//! back get a root that has passed them.
+//! When this host raises its low mark: it removes records that no root needs any more, and gives new roots to
+//! volumes whose marks hold the low mark back.
 //!
-//! It reads each record once more and the roots of the volumes that they name, so it is done seldom. What it may
-//! not pass is for `hostlog::low_mark` to know.
+//! A raise reads each record once more and the roots of the volumes that the records name, so it is rare.
+//! `hostlog::low_mark` knows what the mark must not pass.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -22,17 +22,17 @@ use crate::store::log_procedures::log_port;
 use crate::store::roots::{begin_update, finish_update};
 use crate::sync::atomic::Ordering;
 
-/// A request of what nobody waits for fails so often in a row before it is given up for this time: minutes, so that
-/// an outage that is short costs no pass.
+/// Failures of a request in a row that end background work for this time: some minutes, so that a short outage
+/// costs no pass.
 pub(crate) const FAILURES_MAX: u32 = 64;
 
-/// Volumes that get new roots side by side.
+/// Volumes that get new roots in parallel.
 const SIDE_BY_SIDE: usize = 16;
 
-/// All of them together are waited for as long as so many pauses after a failed request.
+/// How long all of them together are waited for, in pauses after a failed request.
 const PATIENCE: u64 = 20;
 
-/// Raises it for as long as the host runs.
+/// Raises the mark from time to time, as long as the host runs.
 pub(crate) async fn run(engine: Arc<Engine>) {
     let every = engine.options.low_mark_records.max(1);
     let mut raised_at = Position::default();
@@ -44,7 +44,7 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         };
         raised_at = log.advanced.wait_until(is_due).await;
         if engine.poisoned.load(Ordering::Acquire) {
-            // Its log does not grow any more.
+            // A stopped host's log does not grow any more.
             return;
         }
         if !canary::active!("marks_keep_the_low_mark_back") {
@@ -54,8 +54,8 @@ pub(crate) async fn run(engine: Arc<Engine>) {
     }
 }
 
-/// Raises this host's low mark as far as it goes, and removes what is below it. Gives up when a request has failed so
-/// often in a row.
+/// Raises this host's low mark as far as possible, and removes the records below it. Gives up when a request has
+/// failed so often in a row.
 pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32) {
     if engine.host_log.check_not_stopped().is_err() {
         return;
@@ -82,9 +82,9 @@ pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32) 
     }
 }
 
-/// Gives a new root to each volume whose own has passed none of the last `records` records, and that some of
-/// those before them name. One whose root does not answer is waited for no longer than that takes for others: it goes
-/// on by itself.
+/// Gives a new root to each volume that an older record names and whose root's mark is before the last `records`
+/// records. A volume whose root does not answer is waited for no longer than the others take; its update goes on
+/// in the background.
 pub(crate) async fn advance_marks(engine: &Arc<Engine>, records: u64) {
     let next = engine.host_log.state().next;
     let is_behind = |tail: &Arc<Tail>| {
@@ -116,8 +116,8 @@ pub(crate) async fn advance_marks(engine: &Arc<Engine>, records: u64) {
     }
 }
 
-/// Has the volumes that are open here folded, so that what their newest writes hide is named by nothing. A fold that
-/// takes longer than somebody waits for goes on by itself.
+/// Folds the volumes that are open here, so that objects hidden by their newest writes are named by nothing. A
+/// fold that takes too long for the caller goes on in the background.
 pub(crate) async fn fold_all(engine: &Arc<Engine>) {
     let has_deltas = |tail: &Arc<Tail>| {
         let inner = tail.lock();
@@ -144,7 +144,7 @@ pub(crate) async fn fold_all(engine: &Arc<Engine>) {
     }
 }
 
-/// Whether `work` ends within so long; after that it is dropped.
+/// Runs `work` for at most `ns`; returns whether it ended. After that it is dropped.
 async fn completes_within(engine: &Engine, ns: u64, work: impl Future<Output = ()>) -> bool {
     let (mut work, mut sleep) = (pin!(work), pin!(engine.port.sleep(ns)));
     std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
@@ -154,7 +154,8 @@ async fn completes_within(engine: &Engine, ns: u64, work: impl Future<Output = (
     .await
 }
 
-/// Passes the mark of a volume in a job of its own, for an update that is cut short costs another. None: one is at it.
+/// Advances the mark of a volume in a job of its own, because an update that is cut short costs another one.
+/// `None` if a job is doing that already.
 fn start_advancing_mark(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Option<Answer<()>> {
     if !engine.collector.begin_advancing_mark(tail.id()) {
         return None;

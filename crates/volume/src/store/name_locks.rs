@@ -1,6 +1,7 @@
-//! Who works on a name: a volume or a snapshot that is opened, closed, made, set back or deleted on this host.
+//! Locks on the names of volumes and snapshots that are being opened, closed, made, restored or deleted on this
+//! host.
 //!
-//! In memory only. Between hosts the versions of roots decide.
+//! In memory only. Between hosts the versions of roots exclude each other.
 
 use std::sync::Arc;
 
@@ -27,13 +28,13 @@ impl NameLock {
     }
 }
 
-/// The same for what works with points in time: it opens nothing, so whoever has the name is busy with it, and
-/// does not have it attached.
+/// The same for an operation on points in time. It opens nothing, so the error says that the name is busy, not
+/// that it is attached.
 pub(crate) fn lock_point(engine: &Arc<Engine>, name: &str) -> Result<NameLock, OpenError> {
     NameLock::take(engine, name).map_err(|_| OpenError::Busy(name.to_owned()))
 }
 
-/// The same for a snapshot that is made: not while its volume is opened, closed or deleted.
+/// The same for making a snapshot: refused while its volume is being opened, closed or deleted.
 pub(crate) fn lock_snapshot(
     engine: &Arc<Engine>,
     volume: &str,
@@ -48,7 +49,8 @@ pub(crate) fn lock_snapshot(
     }
 }
 
-/// Refuses the deletion of a volume, whose name is locked for it, while a snapshot of it is made or deleted.
+/// Refuses the deletion of a volume, whose name the caller has locked, while a snapshot of it is being made or
+/// deleted.
 pub(crate) fn check_no_snapshot_is_locked(engine: &Engine, volume: &str) -> Result<(), OpenError> {
     let locked = lock(&engine.locked_names);
     let is_of_volume = |name: &&String| {

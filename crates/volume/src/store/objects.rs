@@ -1,6 +1,6 @@
 //! Single requests to the object store, with their retries and the errors that name object and cause.
 //!
-//! Knows no format: what the bytes mean is for the callers.
+//! Knows no format: callers decode the bytes.
 
 use blkmq::error::ErrorKind;
 
@@ -9,13 +9,13 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::Tail;
 
-/// What is wrong with an object that ends too early.
+/// The text for an object that ends too early.
 const TOO_SHORT: &str = "it is shorter than what names it says";
 
-/// How often a request of an open or create is tried again before it fails.
+/// Attempts of a request of an open or a create.
 pub(crate) const ATTEMPTS_MAX: u32 = 5;
 
-/// A store request that is tried again while the store is unavailable.
+/// Sends a request, and repeats it while the store is unavailable.
 pub(crate) async fn store_with_retry(
     engine: &Engine,
     op: StoreOp,
@@ -24,7 +24,7 @@ pub(crate) async fn store_with_retry(
     for _ in 1..ATTEMPTS_MAX {
         match engine.port.store(op.clone()).await {
             Err(StoreError::Unavailable(_)) => {}
-            // Reads may be repeated whatever became of them.
+            // A read may be repeated after any outcome.
             Err(StoreError::Unknown(_))
                 if matches!(op, StoreOp::Get { .. } | StoreOp::GetRange { .. }) => {}
             other => return other,
@@ -35,7 +35,7 @@ pub(crate) async fn store_with_retry(
     engine.port.store(op).await
 }
 
-/// A failed request, with its operation and object. The store's own texts name the cause.
+/// The error of a failed request, with operation and object. The store's text names the cause.
 pub(crate) fn store_error(operation: &str, key: &str, error: &StoreError) -> OpenError {
     let cause = match error {
         StoreError::NotFound => "it is not in the store",
@@ -46,15 +46,15 @@ pub(crate) fn store_error(operation: &str, key: &str, error: &StoreError) -> Ope
     OpenError::Store(format!("{operation} of {key}: {cause}"))
 }
 
-/// An object of a volume's index, and what became of it.
+/// The result of reading an object of a volume's index.
 pub(crate) enum IndexRead {
     Whole(Vec<u8>),
-    /// It is not there, or not as long as what names it says.
+    /// The object is missing, or shorter than its reference says.
     Lost(String),
 }
 
-/// Reads exactly this range, with the retries of an open. An answer that is too short is asked for again: the
-/// line may have broken.
+/// Reads exactly this range, with the retries of an open. A short answer is repeated, because the connection may
+/// have broken.
 pub(crate) async fn read_exactly(
     engine: &Engine,
     key: &str,
@@ -85,14 +85,14 @@ pub(crate) async fn read_exactly(
     Ok(IndexRead::Lost(TOO_SHORT.into()))
 }
 
-/// Why a range was not read. A store that is unavailable is waited for and is none of these.
+/// Why a range was not read. An unavailable store is waited for and is no such error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeError {
     /// The object is not in the store.
     Missing,
-    /// It ends too early. What lies before its end can be read.
+    /// The object ends too early. What lies before its end can be read.
     TooShort,
-    /// The volume is served no more.
+    /// The volume is not served any more.
     Closed,
 }
 
@@ -105,7 +105,7 @@ impl From<RangeError> for ErrorKind {
     }
 }
 
-/// Reads a range, waiting out a store that is unavailable for as long as `tail` is served.
+/// Reads a range, and waits while the store is unavailable, as long as `tail` is served.
 pub(crate) async fn read_range(
     engine: &Engine,
     tail: &Tail,
@@ -123,7 +123,7 @@ pub(crate) async fn read_range(
         };
         match engine.port.store(op).await {
             Ok(StoreReply::Range(data)) if data.len() as u64 == len => return Ok(data),
-            // The line may have broken.
+            // The connection may have broken.
             Ok(_) if short_answers + 1 < ATTEMPTS_MAX => {
                 short_answers += 1;
                 tracing::warn!(key, offset, len, "the store's answer is cut short");

@@ -48,10 +48,10 @@ use crate::units::{LogSession, Lsn};
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenMode {
-    /// Take the volume from a host that has not let go, and lose what that has not uploaded.
+    /// Take the volume from a host that still has it open; the writes that this host has not uploaded are lost.
     pub take_over: bool,
-    /// Only if the volume goes on as this hold left it: whoever has a device of it open saw no other
-    /// history. A volume of another id is not bound by it.
+    /// Open the volume only if it continues as this hold left it: whoever has a device of it open has seen no
+    /// other history. A volume with another id is not bound by this.
     pub continues: Option<TailId>,
 }
 
@@ -136,8 +136,8 @@ pub(crate) async fn open(
     })
 }
 
-/// Takes the volume's next epoch. The tail is the local one, if it continues the root. A tail that serves
-/// unchecked must continue it: nothing of another history is ever put in its place.
+/// Takes the volume's next epoch. Returns the local tail, if it continues the root, or a new one. A tail that
+/// serves unchecked must continue the root: it is never replaced by another history.
 pub(crate) async fn take_epoch(
     engine: &Arc<Engine>,
     name: &str,
@@ -152,7 +152,7 @@ pub(crate) async fn take_epoch(
             return Err(OpenError::InUse(name.to_owned()));
         }
         let take_over = served.is_none() && (mode.take_over || engine.options.take_over);
-        // Before it is asked whose it is: an older root may name whoever had the volume before this host.
+        // Checked before the owner is: an older root may name the owner before this host.
         let set_back =
             set_back(&head.root, &tails).or_else(|| set_back_to_any_namesake(engine, &head.root));
         let is_refused = !take_over && !canary::active!("older_root_is_another_hosts");
@@ -184,13 +184,13 @@ pub(crate) async fn take_epoch(
             (ours, continuing.as_ref()),
             take_over,
         );
-        // The logs have patience of their own.
+        // The reading of logs has a limit of its own.
         let keys = KeyPrefixes::default().with_root(name);
         let Some(taken) = with_patience(engine, name, keys, taken).await? else {
-            // Another host was faster: read the root again.
+            // Another host updated the root first: read it again.
             continue;
         };
-        // What it says with what the log had beyond it.
+        // The root with what the predecessor's log had beyond it.
         let stored = Root {
             lsn: taken.root.lsn,
             ..head.root.clone()
@@ -207,7 +207,7 @@ pub(crate) async fn take_epoch(
     )))
 }
 
-/// The root, and the tails here that it judges: from now on none of them is served without it.
+/// Reads the root, and collects the local tails that it judges: from now on none of them is served without it.
 async fn read_and_judge_root(
     engine: &Engine,
     name: &str,
@@ -228,8 +228,8 @@ async fn read_and_judge_root(
     Ok((head, tails))
 }
 
-/// Takes the volume over from whoever has it, or had it last, this host included: so its log is read and
-/// fenced, and nothing of an older epoch can come to stand there. None: the root is not what was judged.
+/// Takes the volume over from its last holder, which may be this host: that host's log is read and fenced, so
+/// that nothing of an older epoch can be added to it. `None`: the root is no longer the one that was judged.
 async fn take(
     engine: &Arc<Engine>,
     head: &KnownRoot,
@@ -255,7 +255,7 @@ async fn take(
     };
     let wanted = TakeRequest {
         name: name.clone(),
-        // Above those of local tails, too: a store that was set back gives out no epoch again.
+        // Above the epochs of local tails, too: a store that was set back must give out no epoch twice.
         above: known.unwrap_or_default(),
         take_over: true,
         judged: Some(head.version.clone()),
@@ -275,7 +275,7 @@ async fn take(
         lsn: found.unwrap_or(head.root.lsn),
         ..head.root.clone()
     };
-    // Before the adoption: its mark passes the records, and then nothing names what they name.
+    // Checked before the adoption: its mark passes these records, and then nothing would name what they name.
     if let Some(error) = records_lost(&stored, tails) {
         let error = match check_claim_stands(engine, &claimed, error).await {
             Err(error @ OpenError::StoreWentBack { .. }) => error,
@@ -293,8 +293,8 @@ async fn take(
     }
 }
 
-/// What was read of a log does not fit the claim. None: the claim does not stand any more. Whoever outran it
-/// has what the log held, and its records may be gone, which is no loss.
+/// Decides what to do when a log does not fit the claim. `None`: the claim no longer stands. The host that took
+/// the volume meanwhile has what the log held, and its records may be gone, which is no loss.
 async fn check_claim_stands(
     engine: &Engine,
     claimed: &VersionedRoot,
@@ -314,7 +314,7 @@ async fn check_claim_stands(
     }
 }
 
-/// Why the volume was not taken. None: the root is not what was judged.
+/// The error for a volume that was not taken. `None`: the root is no longer the one that was judged.
 fn on_take_failed(
     engine: &Engine,
     name: &str,
@@ -348,8 +348,8 @@ fn session_of_open(engine: &Engine, root: &Root, ours: bool) -> LogSession {
     }
 }
 
-/// A tail that does not continue the root that was found: kept if it holds something that the store
-/// does not have, never replayed.
+/// Retires a tail that does not continue the root: it is kept if it holds something that the store lacks, and
+/// never replayed.
 fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
     if covers_tail(engine, tail, root) && !TailClaim::is_taken(engine, tail) {
         discard_tail(engine, tail);
@@ -358,10 +358,10 @@ fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
     }
 }
 
-/// Keeps what the tail holds and the store lacks; a tail that holds nothing goes.
+/// Keeps a tail that holds something that the store lacks, and discards one that does not.
 fn keep_for_rescue(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     if TailClaim::is_taken(engine, tail) {
-        // It is lost already, and somebody reads it.
+        // The tail is kept for rescue already, and a fork reads it.
     } else if tail.lock().layers.dirty_extents() == 0 {
         discard_tail(engine, tail);
     } else if !tail.is_rescue() {
@@ -379,8 +379,8 @@ fn keep_for_rescue(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     }
 }
 
-/// Tails of volumes that had this name before: they were deleted, and nothing will ever serve them. They hold
-/// log space, so they must not look as if they waited for their volume.
+/// Retires tails of deleted volumes that had this name. Nothing will ever serve them, and the log space that they
+/// hold must not look as if it could become free.
 fn retire_namesakes(engine: &Arc<Engine>, root: &Root) {
     if canary::active!("deleted_volume_waits") {
         return;
@@ -398,7 +398,7 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
     wait_checked(tail).await;
     let _busy = NameLock::take(engine, tail.name())?;
     flow::wait_stored(engine, tail, tail.newest()).await?;
-    // Also with everything stored: a copy may be in use.
+    // Even with everything stored: a copy of this host may be in use.
     engine.host_log.check_not_stopped()?;
     {
         let mut inner = tail.lock();
@@ -418,19 +418,19 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
         return Err(error);
     }
     discard_tail(engine, tail);
-    // Else a server that dies now leaves a tail to its successor, which would open the volume again. A
-    // poisoned log keeps it: the volume is given back all the same.
+    // Otherwise a server that dies now would leave the tail to its successor, which would open the volume again.
+    // A poisoned log keeps the tail, and the volume is given back all the same.
     let round = engine.committer().next_round();
     engine.committer().durable(engine, round).await;
     Ok(())
 }
 
-/// Ends the epoch in this host's log, then in the root. It may be called again after it was cut short.
+/// Ends the epoch in this host's log, then in the root. It may be repeated after it was cut short.
 async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let head = tail.upload.head();
     let head = head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
     let epoch = head.root.epoch;
-    // A poisoned log notes no end; nothing is published from it either.
+    // A poisoned log records no end, and publishes nothing either.
     let is_silent =
         engine.poisoned.load(Ordering::Acquire) || canary::active!("close_ends_nothing");
     if !tail.upload.has_ended() && !is_silent {
@@ -441,7 +441,8 @@ async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenErr
         return Ok(());
     }
     engine.host_log.check_not_stopped()?;
-    // From the update on another host may open it, and a log that takes no note never says so.
+    // From the update on another host may open the volume, and a log that takes no records cannot say so to the
+    // next start.
     tail.require_check();
     let update = match tail.upload.closing() {
         Some(update) => update,
@@ -454,13 +455,13 @@ async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenErr
         }
     };
     finish_update(engine, tail, &update).await?;
-    // No pause from the answer to here: whoever comes again finds all of it done.
+    // There is no await between the answer and this line, so a repeated call finds everything done.
     tail.upload.set_closed();
     engine.host_log.detach(tail.id().volume);
     Ok(())
 }
 
-/// The tail holds nothing that the store does not have: take it out of the log.
+/// Takes a tail out of the log that holds nothing the store lacks.
 pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     let stale = tail.lock().layers.clear();
     for (addr, sectors, clean) in stale {

@@ -1,13 +1,13 @@
-//! Publishing: what makes slices stored. One record of the host's log for the slices of all volumes that
-//! are ready, in order per volume.
+//! Publishing: making slices stored. One record of the host's log names the ready slices of all volumes, in order
+//! per volume.
 //!
-//! The order is what makes a crash anywhere harmless: all packs are in the store and unreferenced; a
-//! durable note of the record, which covers its cuts; the record; the look around; and only then memory
-//! follows: deltas into the index, uploaded extents become clean, layers go, and the log notes it. The
-//! frozen layers hide all of that until the end, so a reader sees no step of it.
+//! The order makes a crash at any point harmless. First all packs are in the store, and nothing names them. Then
+//! follow the durable state in the local log, which covers the cuts; the record; and the look around. Only then
+//! memory changes: the deltas enter the index, uploaded extents become clean, the layers are dropped, and the
+//! local log records it. The frozen layers hide all that until the end, so no read sees a step of it.
 //!
-//! A poisoned log takes no notes, so no record can follow. What its durable frames cover goes to the
-//! store all the same, by an update of each volume's root.
+//! A poisoned log takes no writes, so no record can follow. What its durable frames cover still goes to the
+//! store, by an update of each volume's root.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,13 +37,13 @@ use crate::store::roots::{begin_update, finish_update, read_any_root};
 use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Span};
 
-/// Extents that are worked on between two pauses: well below a millisecond's worth.
+/// Extents that are processed between two pauses: much less than a millisecond.
 const EXTENTS_PER_PAUSE: usize = 8 * EXTENTS_PER_LOCK;
 
 /// Packs and volumes of a record, at most about: a record stays below a megabyte.
 const RECORD_PACKS_MAX: usize = 8192;
 
-/// What one volume has for the next record.
+/// One volume's part of the next record.
 struct Part {
     tail: Arc<Tail>,
     epoch: Epoch,
@@ -60,7 +60,7 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         wait_for_record(&engine).await;
         let parts = take_parts(&engine);
         if parts.is_empty() {
-            // What was ready is not any more.
+            // What was ready is not ready any more.
             engine.port.pause().await;
             continue;
         }
@@ -81,7 +81,7 @@ pub(crate) async fn run(engine: Arc<Engine>) {
                     Err(error)
                 }
                 Outcome::Doubtful(error) => {
-                    // Before anybody hears of it, and asks again.
+                    // Set before a waiter hears of the failure and asks again.
                     let held_back = wait_for_volume(Arc::clone(&engine), tail);
                     engine.jobs.spawn(held_back);
                     Err(error)
@@ -99,18 +99,18 @@ pub(crate) async fn run(engine: Arc<Engine>) {
     }
 }
 
-/// What became of a volume's part of a record.
+/// The outcome of a volume's part of a record.
 enum Outcome {
     Stored,
-    /// Of the record as a whole, or the volume is not this host's any more.
+    /// The record failed, or another host has the volume.
     Failed(OpenError),
-    /// Whether it is stored is not known, which is this volume's matter alone.
+    /// It is not known whether the part is stored; other volumes are not affected.
     Doubtful(OpenError),
 }
 
 fn finish_part(engine: &Arc<Engine>, part: Part, result: &Result<(), OpenError>) {
     if part.slices.is_empty() {
-        // It says nothing about why slices or a growth are refused.
+        // A success does not change why slices or a growth are refused.
         let error = result.as_ref().err();
         if let Some(error) = error.filter(|error| endings::is_final(error)) {
             on_done(engine, &part.tail, Some(error));
@@ -126,7 +126,7 @@ fn finish_part(engine: &Arc<Engine>, part: Part, result: &Result<(), OpenError>)
     }
 }
 
-/// Holds the volume's slices back, and no other's, until its root can be read.
+/// Holds back this volume's slices until its root can be read.
 fn wait_for_volume(engine: Arc<Engine>, tail: Arc<Tail>) -> impl Future<Output = ()> + Send {
     let times = tail.upload.hold_back();
     async move {
@@ -147,7 +147,7 @@ fn wait_for_volume(engine: Arc<Engine>, tail: Arc<Tail>) -> impl Future<Output =
 
 fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {
     let upload = &tail.upload;
-    // A fold may have ended its service meanwhile: that reason stands, also if this record counts.
+    // A fold may have ended the volume's service meanwhile: that reason is kept, even if this record counts.
     let is_live = tail.lock().status == Status::Live;
     if !is_live && !canary::active!("first_reason_is_forgotten") {
         upload.wake_all();
@@ -158,7 +158,7 @@ fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {
     }
     upload.set_error(error);
     upload.on_store_answer(error.is_some());
-    // One that cannot be read waits for somebody to put it back, as one that is gone does.
+    // An unreadable root waits to be put back, as a missing one does.
     let is_refusal =
         |error: &&OpenError| endings::is_refusal(error) || matches!(error, OpenError::Corrupt(_));
     upload.set_refusal(error.filter(is_refusal).cloned());
@@ -172,7 +172,7 @@ fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {
     upload.wake_all();
 }
 
-/// Everything that is ready, and what was asked for beside it.
+/// Takes everything that is ready, and the requests for records.
 fn take_parts(engine: &Engine) -> Vec<Part> {
     let mut parts: BTreeMap<TailId, Part> = BTreeMap::new();
     let mut rows = 0;
@@ -200,7 +200,7 @@ fn take_parts(engine: &Engine) -> Vec<Part> {
     }
     for asked in engine.host_log.take_record_requests() {
         if asked.ends && asked.tail.upload.has_ended() {
-            // Whoever asked before was cut short.
+            // An earlier request was dropped halfway.
             asked.answer.send(Ok(()));
             continue;
         }
@@ -219,7 +219,7 @@ fn take_parts(engine: &Engine) -> Vec<Part> {
     parts.into_values().collect()
 }
 
-/// One record for all of them.
+/// Publishes one record for all parts.
 async fn publish_record(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Outcome> {
     let batch = batch_of(engine, parts);
     let progress = {
@@ -227,7 +227,7 @@ async fn publish_record(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Outcome> {
         let found = publisher.publish(batch).await;
         match on_progress(engine, found) {
             Ok(progress) => {
-                // Before anybody else asks the publisher for its mark.
+                // Before another procedure asks the publisher for its mark.
                 add_published(engine, parts, &progress.published);
                 progress
             }
@@ -334,7 +334,7 @@ fn is_published(engine: &Engine, part: &Part, published: &[EffectiveRecord]) -> 
     own.into_iter().any(|found| found.volumes.contains(&volume))
 }
 
-/// The log has these packs from now on: the next update of a root takes them in.
+/// Records which packs the log names now: the next update of a root takes them in.
 fn add_published(engine: &Engine, parts: &[Part], published: &[EffectiveRecord]) {
     for part in parts {
         if let Some(newest) = part.slices.last()
@@ -347,10 +347,10 @@ fn add_published(engine: &Engine, parts: &[Part], published: &[EffectiveRecord])
     }
 }
 
-/// An update of the volume's root, which is what a poisoned log has left. Each volume by itself: one whose
-/// root does not answer holds up no other.
+/// Publishes by an update of the volume's root, the only way from a poisoned log. Each volume goes by itself, so
+/// that a root that does not answer holds up no other volume.
 fn start_by_root(engine: &Arc<Engine>, part: Part) {
-    // Slices are taken once: none that are held back are ready.
+    // Held-back slices are not ready, so no slice is taken twice.
     let held_back = (!part.slices.is_empty()).then(|| part.tail.upload.hold_back());
     let engine = Arc::clone(engine);
     engine.clone().jobs.spawn(async move {
@@ -384,15 +384,15 @@ async fn publish_by_root(engine: &Arc<Engine>, part: &Part) -> Result<(), OpenEr
     for slice in &slices {
         apply_published(engine, &part.tail, slice).await;
     }
-    // No record names them any more, so no root may: another process of this host's directory could not tell
-    // whose they are.
+    // No record will name them, so no root may: another process of this host's directory could not tell whose
+    // they are.
     if !part.objects.is_empty() && !canary::active!("poisoned_log_names_objects") {
         return Err(OpenError::Poisoned);
     }
     Ok(())
 }
 
-/// The slice is stored: the index has it, its extents are clean, its layers go.
+/// Applies a stored slice: adds it to the index, makes its extents clean, and drops its layers.
 async fn apply_published(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) {
     for pack in &slice.packs {
         add_deltas(engine, tail, pack).await;
@@ -406,10 +406,10 @@ async fn apply_published(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) 
     let took_ns = now_ns.saturating_sub(slice.cut_ns);
     tail.upload.recovery_point.on_uploaded(took_ns);
     if !is_live && engine.tail(tail.id()).is_none() {
-        // Its removal is noted already.
+        // The log has a record of its removal already.
         return;
     }
-    // The record spares recovery the uploaded extents, and lets their segments be reused.
+    // This record lets recovery skip the uploaded extents, and lets their segments be reused.
     engine
         .committer()
         .record(engine, Record::Tail(tail.record()));
@@ -429,7 +429,7 @@ async fn add_deltas(engine: &Engine, tail: &Tail, pack: &UploadedPack) {
     }
 }
 
-/// Says what was given up, once it is.
+/// Logs which sectors were given up, once they are.
 fn report_damage(tail: &Tail, damaged: &[Span]) {
     for span in damaged {
         tail.upload
@@ -445,8 +445,8 @@ fn report_damage(tail: &Tail, damaged: &[Span]) {
     }
 }
 
-/// The slice's extents are clean now; the layers that held them are dropped. False: the volume's service ended
-/// meanwhile, and its layers are for whoever drops them.
+/// Makes the slice's extents clean and drops its layers. Returns false if the volume's service ended meanwhile:
+/// its layers are kept for rescue then.
 async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) -> bool {
     let release_clean = |part: Span, old: CleanExtent| {
         engine.segments.release_clean(old.0, part.sectors());
@@ -480,8 +480,8 @@ async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) -> bo
         if inner.status != Status::Live {
             return false;
         }
-        // Of those the store says that they are damaged, and so does this host from now on, even if
-        // the disk gives something for them later.
+        // The store has these as damaged, and so does this host from now on, even if the disk returns something
+        // for them later.
         for span in &slice.damaged {
             inner.layers.clean.remove(*span, release_clean);
         }
@@ -496,7 +496,7 @@ async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) -> bo
             .port
             .compute(ComputeKind::Release, bytes, move || drop(gone)),
     );
-    // Only now does no dirty map name these bytes any more.
+    // From here on no dirty map names these bytes.
     let held = extents
         .iter()
         .filter_map(|(span, dirty)| dirty.addr.map(|addr| (addr, span.sectors())));

@@ -1,7 +1,7 @@
-//! Read-ahead: what a sequential reader will ask for next is fetched before it asks.
+//! Read-ahead: fetches what a sequential reader will ask for next.
 //!
-//! How far ahead is for [`super::streams`] to say. What is fetched here is no other than what a client's read
-//! would fetch: a client that needs it meanwhile waits for that request and causes no second one.
+//! [`super::streams`] decides how far ahead. The fetches are those that a client's read would cause: a client
+//! that needs a chunk meanwhile waits for the same request.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -19,12 +19,12 @@ use crate::units::Span;
 
 /// Sectors looked up under one hold of a tail's lock: 256 extents of a block.
 const LOOKUP_SECTORS: u64 = 2048;
-/// Chunks that are looked up before their requests begin, so that neighbours in a pack ride in one.
+/// Chunks that are looked up before their requests begin, so that neighbours in a pack share one.
 const CHUNKS_AT_ONCE: usize = 512;
 /// The longest range of one request: short enough that a client's request does not wait long behind it.
 const RANGE_BYTES_MAX: u64 = 1 << 20;
 
-/// Starts to fetch what the store has of `spans` and this host has not, in their order.
+/// Starts to fetch those parts of `spans` that only the store has, in their order.
 pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
     let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
     engine.clone().jobs.spawn(async move {
@@ -32,8 +32,8 @@ pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
     });
 }
 
-/// The same for a client's hint, of any length. A tail has one at a time: one that comes meanwhile is dropped,
-/// so that no client makes the server keep more than that.
+/// The same for a client's hint, of any length. A tail has one hint at a time, and further ones are dropped,
+/// which bounds what clients can make the server keep.
 pub(crate) fn start_hint(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
     let Some(hint) = Hint::begin(tail) else {
         return;
@@ -44,7 +44,7 @@ pub(crate) fn start_hint(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span
     });
 }
 
-/// The one hint that a tail's clients have under way, until it is dropped.
+/// Marks a tail as having a hint in progress, until it is dropped.
 struct Hint(Arc<Tail>);
 
 impl Hint {
@@ -76,7 +76,7 @@ async fn fetch_spans(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
                 fetch_all(engine, tail, std::mem::take(&mut found)).await;
             }
             if start < span.end {
-                // A span may be long, and all of it here: others go on in between.
+                // A span may be long and wholly cached: other jobs run in between.
                 engine.port.pause().await;
             }
         }
@@ -84,8 +84,8 @@ async fn fetch_spans(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
     fetch_all(engine, tail, found).await;
 }
 
-/// The chunks of `span` that are not here, once the index pages that name them are. None: the volume is
-/// served no more, or its index cannot be read.
+/// Finds the chunks of `span` that are not cached, and loads the index pages for that. `None`: the volume is not
+/// served any more, or its index cannot be read.
 async fn find_missing(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -136,7 +136,7 @@ async fn fetch_all(engine: &Arc<Engine>, tail: &Arc<Tail>, chunks: Vec<Arc<Chunk
         let missing = engine
             .fetches
             .register_ahead(group, |key| engine.cache.contains(key));
-        // What a client fetches by now may stand between two of them.
+        // Chunks that a client fetches by now may lie between two of these.
         let mut groups = fetch::grouped(missing, RANGE_BYTES_MAX).into_iter();
         let Some(first) = groups.next() else {
             engine.streams.on_fetched(true);
@@ -144,7 +144,7 @@ async fn fetch_all(engine: &Arc<Engine>, tail: &Arc<Tail>, chunks: Vec<Arc<Chunk
         };
         let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
         engine.clone().jobs.spawn(async move {
-            // All at once: a client may wait for any of them by now.
+            // All are requested at once, because a client may wait for any of them by now.
             let all = std::iter::once(first).chain(groups);
             let fetches = all.map(|group| Box::pin(fetch::fetch_chunks(&engine, &tail, group)));
             join_all(fetches.collect()).await;

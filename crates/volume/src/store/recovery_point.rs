@@ -1,8 +1,8 @@
-//! When an upload has to begin, so that it ends before the recovery point is due, and by how much one
-//! was missed.
+//! When an upload has to begin to end before the recovery point is due, and by how much a recovery point was
+//! missed.
 //!
-//! Knows durations and moments only; it starts nothing. What completed at `t` is to be in the store by
-//! `t` plus the recovery point: so an upload begins earlier by as long as uploads have taken lately.
+//! It only computes with times; it starts nothing. What completed at `t` is to be in the store by `t` plus the
+//! recovery point: so an upload begins earlier by as long as uploads have taken lately.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::sync::Mutex;
 
 /// Uploads that count: more than there are between two folds, which make one longer.
 const DURATIONS_MAX: usize = 64;
-/// The longest time that is left for what nobody measures: the bookkeeping's interval, a busy thread.
+/// The largest margin for what is not measured: the bookkeeping's interval, a busy thread.
 const MARGIN_NS_MAX: u64 = 1_000_000_000;
 
 /// A tail's uploads against its recovery point.
@@ -24,24 +24,24 @@ pub(crate) struct RecoveryPoint {
 struct State {
     /// How long the last uploads took, the newest last.
     durations: VecDeque<u64>,
-    /// By how much the recovery point is missed, at most since it last held. Zero: it holds.
+    /// The largest amount by which the recovery point was missed since it last held. Zero: it holds.
     missed_ns: u64,
 }
 
-/// What a look at the clock found out.
+/// What has changed since the last observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     None,
-    /// It is missed from now on.
+    /// The recovery point is missed from now on.
     Missed,
-    /// It holds again; by how much it was missed at most.
+    /// The recovery point holds again.
     Holds {
         missed_ns: u64,
     },
 }
 
 impl RecoveryPoint {
-    /// An upload has ended well.
+    /// Records the duration of an upload that succeeded.
     pub(crate) fn on_uploaded(&self, took_ns: u64) {
         let mut state = lock(&self.state);
         if state.durations.len() == DURATIONS_MAX {
@@ -50,22 +50,22 @@ impl RecoveryPoint {
         state.durations.push_back(took_ns);
     }
 
-    /// How old the oldest commit that is not stored may become before an upload begins.
+    /// The age of the oldest commit that is not stored at which an upload has to begin.
     pub(crate) fn begin_at_ns(&self, rpo_ns: u64) -> u64 {
         if canary::active!("upload_begins_at_the_recovery_point") {
             return rpo_ns;
         }
         let state = lock(&self.state);
-        // Until there are enough to go by, one may be far longer than those before.
+        // With few samples the next upload may take far longer than those measured.
         let assumed = (state.durations.len() < DURATIONS_MAX).then_some(rpo_ns / 4);
         let longest = state.durations.iter().copied().chain(assumed).max();
         let margin = (rpo_ns / 16).min(MARGIN_NS_MAX);
-        // Beginning earlier than that is of no use: what completes meanwhile waits for the next one.
+        // Beginning earlier is of no use: what completes meanwhile waits for the next upload.
         let lead = longest.unwrap_or(0).saturating_add(margin).min(rpo_ns / 2);
         rpo_ns - lead
     }
 
-    /// The oldest commit that is not stored was acknowledged so long ago.
+    /// Takes the age of the oldest commit that is not stored.
     pub(crate) fn observe(&self, oldest_age_ns: u64, rpo_ns: u64) -> Change {
         let mut state = lock(&self.state);
         let missed_ns = oldest_age_ns.saturating_sub(rpo_ns);

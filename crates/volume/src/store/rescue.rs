@@ -1,8 +1,8 @@
-//! Tails that are not served: what this host holds of volumes that it has not, or not yet, open.
+//! Tails that are not served: what this host's log holds of volumes that it does not have open.
 //!
-//! A tail is kept for rescue when another host took its volume over: its writes are in no other
-//! place and continue no root, so they are never replayed and never uploaded. They keep their space
-//! in the log until somebody drops them.
+//! A tail is kept for rescue when another host has taken its volume over: its writes exist nowhere else and
+//! continue no root, so they are never replayed and never uploaded. They keep their space in the log until an
+//! operator drops them.
 
 use std::sync::Arc;
 
@@ -60,14 +60,14 @@ pub(crate) fn is_lost(tail: &Tail) -> bool {
     describe(tail).is_some_and(|tail| tail.rescue)
 }
 
-/// All of them.
+/// Lists all unserved tails.
 pub(crate) fn list(engine: &Engine) -> Vec<UnservedTail> {
     let tails = engine.tails();
     tails.iter().filter_map(|tail| describe(tail)).collect()
 }
 
-/// Drops a tail: what the store lacks of it is gone once this has ended. One that its volume still
-/// waits for only if `waiting_too`.
+/// Drops a tail: the writes that the store lacks are gone once this has ended. A tail that its volume still waits
+/// for is dropped only if `waiting_too`.
 pub(crate) async fn drop_tail(
     engine: &Arc<Engine>,
     id: TailId,
@@ -86,7 +86,7 @@ pub(crate) async fn drop_tail(
     }
     tail.lock().status = Status::Closed;
     discard_tail(engine, &tail);
-    // Asked for after the record was made: a round that had started before may lack it.
+    // Requested after the record was made, because a round that had started before may lack the record.
     let round = engine.committer().next_round();
     match engine.committer().durable(engine, round).await {
         true => Ok(()),

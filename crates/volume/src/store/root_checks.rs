@@ -1,6 +1,6 @@
-//! What the root of a volume must say whose tail serves already, and who waits until it was read.
+//! Checks the root of a volume whose tail serves already, and lets requests wait for that check.
 //!
-//! Judgements only: what becomes of the tail is for `unchecked` to say. A root that this host did not write must never pass.
+//! Judgements only: `unchecked` acts on them. A root that this host did not write must never pass.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
 use crate::store::log_procedures::stop_host;
 
-/// Ends when the tail is checked, or serves no more.
+/// Waits until the tail is checked, or is not served any more.
 pub(crate) async fn wait_checked(tail: &Tail) {
     let is_known = || (tail.lock().status != Status::Unchecked).then_some(());
     tail.upload.changed.wait_until(is_known).await;
 }
 
-/// Refuses a root that does not go on with the tail that serves.
+/// Refuses a root that the serving tail does not continue.
 pub(super) fn check_goes_on(
     engine: &Arc<Engine>,
     root: &Root,
@@ -30,8 +30,8 @@ pub(super) fn check_goes_on(
     check_not_ahead(engine, root, served)
 }
 
-/// What the store has and recovery did not find, this host did not write: the numbers of those commits may have been
-/// given out again by now.
+/// Refuses a root with commits that recovery did not find: this host may have given their LSNs to other writes
+/// since.
 pub(super) fn check_not_ahead(
     engine: &Arc<Engine>,
     root: &Root,

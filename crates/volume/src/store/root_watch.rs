@@ -1,10 +1,9 @@
-//! Looks at the roots of volumes whose writes wait for log space and that have nothing to bring to the
-//! store.
+//! Reads the roots of volumes whose writes wait for log space and that have nothing to upload.
 //!
-//! A host learns that it was fenced at its next commit. Where the log is full of what others hold, a
-//! volume may have no next commit: its parked writes would wait for ever, though another host has the
-//! volume long since. So now and then, and only while writes are parked, its root is read. It must never
-//! take a root for foreign that this host may have written: within an epoch only the owner writes it.
+//! A host learns at its next commit that it was fenced. Where other volumes fill the log, a volume may have no
+//! next commit: its parked writes would wait for ever, although another host has the volume. So its root is read
+//! now and then, and only while writes are parked. A root that this host may have written must never count as
+//! another host's: within an epoch only the owner writes the root.
 
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::endings;
 use crate::store::roots::read_any_root;
 
-/// Time passes, and writes are parked for space.
+/// Called as time passes while writes are parked for log space.
 pub(crate) fn on_parked(engine: &Arc<Engine>, now_ns: u64) {
     if canary::active!("parked_host_stays_unfenced") || !engine.root_watch.begin(now_ns) {
         return;
@@ -41,11 +40,11 @@ async fn check_root(engine: &Arc<Engine>, tail: &Tail) {
     let Some(known) = tail.upload.head() else {
         return;
     };
-    // A store that does not answer says nothing; the next look asks again.
+    // Without an answer nothing is known; the next check asks again.
     let Ok(found) = read_any_root(engine, tail.name()).await else {
         return;
     };
-    // What has something to commit by now learns it from that.
+    // A volume with a commit ahead learns it from that commit.
     if !has_no_commit_ahead(tail) {
         return;
     }

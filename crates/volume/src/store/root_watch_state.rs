@@ -1,14 +1,14 @@
-//! When this host looked last at the roots of volumes whose writes wait: one look at a time, seconds apart.
+//! When this host last read the roots of volumes whose writes wait: one check at a time, seconds apart.
 //!
-//! It knows no volume and no store; `root_watch` looks.
+//! It knows no volume and no store; `root_watch` reads the roots.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::units::SECOND_NS;
 
-/// Time between two looks.
+/// The time between two checks.
 const LOOK_INTERVAL_NS: u64 = 5 * SECOND_NS;
 
-/// The looks of a host.
+/// The schedule of a host's checks.
 #[derive(Debug, Default)]
 pub(crate) struct RootWatchState {
     looks: AtomicBool,
@@ -16,7 +16,7 @@ pub(crate) struct RootWatchState {
 }
 
 impl RootWatchState {
-    /// Begins a look, if one is due and none is going on.
+    /// Begins a check, if one is due and none is running.
     pub(crate) fn begin(&self, now_ns: u64) -> bool {
         let due_ns = self.looked_ns.load(Ordering::Relaxed) + LOOK_INTERVAL_NS;
         now_ns >= due_ns && !self.looks.swap(true, Ordering::AcqRel)

@@ -1,9 +1,9 @@
 //! Reading roots, and an owner's updates of them: fold, growth, close, and what a poisoned log cannot
 //! record.
 //!
-//! An update begins with what the host's log has stored: the mark and the packs up to it belong together.
-//! It is sent until it is answered; within an epoch nobody but this process writes the root, since each
-//! opening takes an epoch of its own.
+//! An update begins with what the host's log has stored: the mark, and the packs up to it. It is repeated until
+//! the store answers. Within an epoch only this process writes the root, because each opening takes an epoch of
+//! its own.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ use crate::store::objects::{store_error, store_with_retry};
 use crate::store::upload_state::{KnownRoot, RootUpdate};
 use crate::sync::atomic::Ordering;
 
-/// Roots that a list reads side by side.
+/// Roots that a list reads in parallel.
 const READS_AT_ONCE: usize = 32;
 
-/// The names of objects below a prefix.
+/// Lists the keys below a prefix.
 pub(crate) async fn list_keys(engine: &Engine, prefix: &str) -> Result<Vec<String>, OpenError> {
     let op = StoreOp::List {
         prefix: prefix.to_owned(),
@@ -39,7 +39,8 @@ pub(crate) async fn list_keys(engine: &Engine, prefix: &str) -> Result<Vec<Strin
     }
 }
 
-/// The roots of these names that are not deleted, in order: one may go between a list and the look.
+/// Reads the roots of these names, in order, without the deleted ones: a root may be deleted between the list and
+/// the read.
 pub(crate) async fn read_roots(
     engine: &Engine,
     names: &[String],
@@ -65,7 +66,7 @@ pub(crate) async fn read_root(engine: &Engine, name: &str) -> Result<KnownRoot, 
     }
 }
 
-/// The root that stands there, even if it is marked as deleted.
+/// Reads a root, even if it is a tombstone.
 pub(crate) async fn read_any_root(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
     let key = root_key(name);
     match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
@@ -88,7 +89,7 @@ pub(crate) async fn read_any_root(engine: &Engine, name: &str) -> Result<KnownRo
     }
 }
 
-/// What a root that cannot be updated says.
+/// The error for a root that cannot be updated.
 pub(crate) fn unusable_root_error(name: &str, error: &UpdateError) -> OpenError {
     match error {
         UpdateError::Missing => OpenError::RootMissing(name.to_owned()),
@@ -98,12 +99,12 @@ pub(crate) fn unusable_root_error(name: &str, error: &UpdateError) -> OpenError 
     }
 }
 
-/// Begins an update, in the root's turn: the known root with all that the log has stored since.
+/// Begins an update, during a turn at the root: the known root with all that the log has stored since.
 pub(crate) async fn begin_update(
     engine: &Arc<Engine>,
     tail: &Tail,
 ) -> Result<RootUpdate, OpenError> {
-    // Mark and packs are of one moment: what a record brings is added before the publisher is free.
+    // Mark and packs are taken together: the packs of a record are added before the publisher is free.
     let mut publisher = engine.host_log.publisher().await;
     let mark = mark(engine, &mut publisher).await?;
     let known = tail.upload.head();
@@ -117,7 +118,7 @@ pub(crate) async fn begin_update(
         ..known.root.clone()
     };
     root.deltas.extend(packs.iter().copied());
-    // This process wrote them, and what the update brings beside them.
+    // This process's sessions wrote these packs and the update's new objects.
     let named = root.sessions.extend(engine.own_sessions());
     named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", tail.name())))?;
     Ok(RootUpdate {
@@ -128,7 +129,7 @@ pub(crate) async fn begin_update(
     })
 }
 
-/// Sends the update until it is answered. When this has won, the tail knows the new root.
+/// Sends the update until the store answers. When the update has won, the tail knows the new root.
 pub(crate) async fn finish_update(
     engine: &Arc<Engine>,
     tail: &Tail,
@@ -162,7 +163,8 @@ pub(crate) async fn finish_update(
             tail.upload.on_root_updated(head, *packs);
             Ok(root)
         }
-        // Whoever put the same object back, or this process before it was cut short.
+        // An operator put the same object back, or an earlier call of this process, which was cut short, wrote
+        // it.
         Ok(OwnersUpdate::Moved(standing)) if standing.root.writer == known.root.writer => {
             let root = Root {
                 sequence: standing.root.sequence,
@@ -170,7 +172,7 @@ pub(crate) async fn finish_update(
             };
             let version = standing.version;
             tail.upload.set_head(KnownRoot { root, version });
-            // A close begins again from this root, too.
+            // A close begins again from this root as well.
             if !canary::active!("close_is_sent_for_ever") {
                 tail.upload.set_closing(None);
             }
@@ -192,8 +194,9 @@ pub(crate) async fn finish_update(
     }
 }
 
-/// Makes it durable here that the volume is larger now, before anybody hears of it: a start that cannot ask the store
-/// must not serve less than a client knows. Where the log takes no note, the ring has no such start serve it.
+/// Makes the volume's new size durable in the local log before a client hears of it: a start that cannot ask the
+/// store must not serve a smaller volume than a client knows. If the log takes no records, the ring keeps such a
+/// start from serving the volume.
 async fn note_size(engine: &Arc<Engine>, tail: &Tail, root: &Root) {
     if !tail.set_size(root.size()) || canary::active!("size_is_not_noted") {
         return;
@@ -206,7 +209,7 @@ async fn note_size(engine: &Arc<Engine>, tail: &Tail, root: &Root) {
     }
 }
 
-/// Who has the volume now.
+/// Reads the root to name the host that has the volume now.
 async fn find_fenced_error(engine: &Engine, tail: &Tail) -> OpenError {
     let name = tail.name().to_owned();
     let is_gone = |found: KnownRoot| found.root.deleted || found.root.volume != tail.id().volume;

@@ -1,7 +1,7 @@
-//! The sessions whose objects this host has met: from there come the keys of all objects.
+//! The sessions whose objects this host has met. The keys of all objects are made from it.
 //!
-//! Fed by whatever is decoded, before an object that it names is asked for. It only grows, by some sixty
-//! bytes for each start of a server whose objects are still named.
+//! Every decoded object registers its sessions before an object that it names is read. It only grows, by some
+//! sixty bytes for each start of a server whose objects are still named.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) struct SessionTable {
 }
 
 impl SessionTable {
-    /// Notes sessions that an object lists.
+    /// Registers the sessions that an object lists.
     ///
     /// # Errors
     /// If one is known by another name: the object is damaged.
@@ -35,7 +35,7 @@ impl SessionTable {
         Ok(())
     }
 
-    /// All that are known now.
+    /// All sessions known now.
     pub(crate) fn known(&self) -> Arc<SessionNames> {
         Arc::clone(&lock(&self.names))
     }

@@ -1,11 +1,12 @@
-//! Sequential readers, and how far ahead of each of them the store is asked.
+//! Sequential readers, and how far ahead of each of them the store is read.
 //!
-//! Owns the streams of a host and the number of requests in flight for them; memory only, under one short lock. A stream's window grows while its reader has to wait, up to what the store delivers meanwhile
-//! (bandwidth times delay), and shrinks while it does not. It is never larger than what the reader has
-//! read in sequence so far, so a reader that stops has caused at most as many bytes to be fetched for nothing.
-//! All windows together are at most a quarter of the memory file.
+//! Owns the streams of a host and the number of requests in flight for them; memory only, under one short lock. A
+//! stream's window grows while its reader has to wait, up to what the store delivers (bandwidth times delay), and
+//! shrinks while it does not. A window is never larger than what its reader has read in sequence, so a reader
+//! that stops has caused at most as many bytes to be fetched in vain. All windows together are at most a quarter
+//! of the memory file.
 //!
-//! Read-ahead never goes before a client's read: its requests are few, and fewer while clients wait for the store.
+//! Read-ahead must not delay clients' reads: its requests are few, and fewer while clients wait for the store.
 
 use blkmq::io::SECTOR_BYTES;
 
@@ -20,8 +21,8 @@ use crate::units::Span;
 const STREAMS_MAX: usize = 32;
 /// Reads in sequence after which a reader counts as sequential.
 const READS_MIN: u32 = 2;
-/// How far a read may be from where its stream goes on, in lengths of that read: several are in flight, and
-/// they are not begun in order.
+/// How far a read may be from the end of its stream, in lengths of that read: several reads are in flight, and
+/// not in order.
 const DISORDER_READS: u64 = 8;
 /// The same, at most.
 const DISORDER_SECTORS_MAX: u64 = (4 << 20) / SECTOR_BYTES;
@@ -32,16 +33,16 @@ const REQUESTS_MAX: usize = 16;
 /// The same while clients wait for the store.
 const REQUESTS_BESIDE_CLIENTS_MAX: usize = 4;
 
-/// A reader that goes on where it stopped.
+/// A sequential reader.
 #[derive(Debug)]
 struct Stream {
     tail: TailId,
-    /// Where it goes on.
+    /// The sector at which the next read is expected.
     next: u64,
-    /// Up to where it was asked for.
+    /// The sector up to which the store was read.
     ahead: u64,
     window: u64,
-    /// Reads that went on where the ones before stopped.
+    /// Reads in sequence so far.
     reads: u32,
     /// Sectors of them.
     sectors: u64,
@@ -61,7 +62,7 @@ struct State {
 /// The streams of a host, and the requests in flight for them.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// All windows together, in sectors.
+    /// The largest sum of all windows, in sectors.
     sectors_max: u64,
     state: Mutex<State>,
     request_ended: Signal,
@@ -73,9 +74,9 @@ impl Stream {
         self.tail == tail && span.start.abs_diff(self.next) <= disorder
     }
 
-    /// The reader went on to `span`; what to fetch now.
+    /// Takes the reader's next read; returns what to fetch now.
     fn advance(&mut self, span: Span, has_waited: bool, window_max: u64) -> Option<Span> {
-        // A read that waited is begun again.
+        // A read that had to wait is seen a second time.
         let progress = span.end.checked_sub(self.next).filter(|more| *more > 0)?;
         self.next = span.end;
         self.reads = self.reads.saturating_add(1);
@@ -95,7 +96,7 @@ impl Stream {
         self.window = self.window.max(WINDOW_SECTORS_MIN).min(most);
         let from = self.ahead.max(self.next);
         let end = self.next + self.window;
-        // In pieces of half a window, so that neighbours ride in one request.
+        // Fetched in halves of a window, so that neighbours share a request.
         if from + self.window / 2 > end {
             return None;
         }
@@ -113,7 +114,7 @@ impl Streams {
         }
     }
 
-    /// A client read what is in the store; `has_waited`: not all of it was here. What to fetch now.
+    /// Takes a client's read of stored data; `has_waited`: not all of it was cached. Returns what to fetch now.
     pub(crate) fn observe(&self, tail: TailId, span: Span, has_waited: bool) -> Option<Span> {
         let mut state = lock(&self.state);
         state.clock += 1;
@@ -145,7 +146,7 @@ impl Streams {
         None
     }
 
-    /// Ends when one more request may be made.
+    /// Waits until one more request may be made.
     pub(crate) async fn admit(&self, fetches: &FetchTable) {
         self.request_ended
             .wait_until(|| {

@@ -1,6 +1,6 @@
-//! Who reads a lost tail: while a rescue forks or drops it, nobody discards it or opens it.
+//! Claims on lost tails: while a rescue forks or drops a tail, nothing discards or opens it.
 //!
-//! The claim ends when it is dropped. It locks nothing but the set of claimed tails, and asks nobody.
+//! The claim ends when it is dropped. It locks only the set of claimed tails, and does no I/O.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) struct TailClaim {
 }
 
 impl TailClaim {
-    /// Under the lock of the tail's name: nobody is about to discard it then.
+    /// Claims the tail. The caller holds the lock of its name, so that no open is about to discard it.
     pub(crate) fn take(engine: &Arc<Engine>, tail: &Tail) -> Result<TailClaim, OpenError> {
         TailClaim::check_free(engine, tail)?;
         let id = tail.id();
@@ -29,7 +29,7 @@ impl TailClaim {
         })
     }
 
-    /// Refuses what would take the tail away under a fork.
+    /// Refuses an operation that would take the tail away from a fork.
     pub(crate) fn check_free(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
         match TailClaim::is_taken(engine, tail) {
             false => Ok(()),

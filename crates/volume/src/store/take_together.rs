@@ -1,9 +1,9 @@
-//! What opens need of hosts' logs, for all that are opened at about the same time: one scan and one fence for
-//! each host that volumes are taken from, one look at the own log, one note.
+//! What openings need of hosts' logs, for all volumes opened at about the same time: one scan and one fence for
+//! each host that volumes are taken from, one read of the own log, one write of its state.
 //!
-//! A restart opens all volumes of a host. By itself each would read what the others' fences added, which is a
-//! square of their number. Only keys of hosts are asked for here: what belongs to one volume alone must
-//! hold up no other.
+//! A restart opens all volumes of a host. If each opening read the log by itself, it would read the fences of all
+//! others, which is quadratic in their number. Only keys of hosts are requested here: a request about one volume
+//! must hold up no other volume.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -23,11 +23,11 @@ use crate::store::log_reads::{LogRead, PendingLogRead};
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, LogSession};
 
-/// So long those that come wait for those before them: what the store does not answer is not to hold up
-/// what comes later.
+/// How long new openings wait for a running read of logs: one that the store does not answer must not hold up
+/// later ones.
 const GATHER_NS_MAX: u64 = 1_000_000_000;
 
-/// Reads and fences the log of the claimed volume's predecessor, and the own one up to its end.
+/// Reads and fences the log of the claimed volume's predecessor, and reads the own log up to its end.
 pub(super) fn read_logs(
     engine: &Arc<Engine>,
     claimed: VersionedRoot,
@@ -65,7 +65,7 @@ async fn run(engine: Arc<Engine>) {
         let host = waiting.claimed.root.predecessor.map(|before| before.host);
         groups.entry(host).or_default().push(waiting);
     }
-    // Each by itself: what is not answered about one host's log holds up no volume of another's.
+    // Each host's log by itself: a log that cannot be read holds up no volume of another host.
     for (host, members) in groups {
         reads.under_way.fetch_add(1, Ordering::AcqRel);
         engine
@@ -130,7 +130,7 @@ async fn read_group(
         Some(host) => taker.read_log(host, &claimed).await,
         None => Vec::new(),
     };
-    // Up to the fences: if a copy of this host wrote there, its slices were taken for this host's.
+    // Reads up to the fences: if a copy of this host wrote there, this finds it.
     let mark = catch_up(engine).await?;
     let error = |UnreadableLog(why)| OpenError::Corrupt(why);
     let found = found.into_iter().map(|chain| chain.map_err(error));

@@ -1,7 +1,7 @@
 //! Whose turn it is to replace a volume's root: one update at a time.
 //!
-//! Held from the look at the root that stands to what the new one changes in memory, so whoever has it
-//! finds the index just as that root describes it. Nothing slow is done under it but the update itself.
+//! A turn lasts from reading the root to applying the new one in memory, so its holder finds the index as the
+//! root describes it. Nothing slow is done during a turn but the update itself.
 
 use crate::jobs::Signal;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,12 @@ pub(crate) struct RootTurn {
     free: Signal,
 }
 
-/// Holds it.
+/// Holds the turn.
 #[derive(Debug)]
 pub(crate) struct RootTurnGuard<'a>(&'a RootTurn);
 
 impl RootTurn {
-    /// Ends when it is the caller's turn.
+    /// Waits for the caller's turn.
     pub(crate) async fn take(&self) -> RootTurnGuard<'_> {
         let take = || (!self.taken.swap(true, Ordering::AcqRel)).then_some(());
         self.free.wait_until(take).await;

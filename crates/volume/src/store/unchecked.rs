@@ -1,11 +1,12 @@
-//! Serving a tail that this start continued before its volume's root could be read, and the look at that root once
-//! the store answers.
+//! Serves a tail that this start continued before its volume's root could be read, and checks that root once the
+//! store answers.
 //!
-//! An *unchecked* tail serves what is in this log and takes writes; who reads anything else waits. Nothing of it goes to
-//! the store, no sync, close or growth of it ends, and nothing of it becomes clean. Then the volume is opened as any other,
-//! under clients: if its root goes on from here, it is live; if not, its service ends as if it had been fenced. It must
-//! never serve a tail of which the last session left something that was not found, nor one whose service ended, whose root
-//! was read by this process or which may have been given back: then somebody else may have the volume, and clients may know it.
+//! An *unchecked* tail serves what is in this log and takes writes; reads of anything else wait. Nothing of it
+//! goes to the store, no sync, close or growth of it ends, and nothing of it becomes clean. Then the volume is
+//! opened as any other, while clients use it: if its root continues from the tail the volume is live; if not, its
+//! service ends as if it had been fenced. A tail must never be served unchecked if the last session left
+//! something that was not found, if its service has ended, if this process has read its root, or if the volume
+//! may have been given back: then another host may have the volume, and clients may know it.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ use crate::store::roots::read_any_root;
 use crate::store::volume_spec::check_name;
 use crate::sync::atomic::Ordering;
 
-/// Serves the volume's local tail without asking the store, which is asked behind it.
+/// Serves the volume's local tail without waiting for the store; the root is checked in the background.
 pub(crate) async fn open_unchecked(
     engine: &Arc<Engine>,
     name: &str,
@@ -51,7 +52,8 @@ pub(crate) async fn open_unchecked(
     }
     note_tail(engine, &tail).await?;
     tail.lock().status = Status::Unchecked;
-    // A host that stops says so first, and then ends what serves: one of the two sees the other.
+    // A host that stops sets the stop first and then ends the serving tails, so either this check or that loop
+    // ends this tail.
     if let Err(error) = engine.host_log.check_not_stopped() {
         endings::end(engine, &tail, &error);
         return Err(error);
@@ -67,7 +69,7 @@ pub(crate) async fn open_unchecked(
     Ok(Volume { engine, tail })
 }
 
-/// The one tail of this name that this start continued without a gap.
+/// Finds the one tail of this name that this start continued without a gap.
 fn find_unbroken(engine: &Engine, name: &str) -> Result<Arc<Tail>, OpenError> {
     let ended = engine.host_log.state().ended;
     let goes_on = |tail: &Arc<Tail>| {
@@ -90,7 +92,7 @@ fn find_unbroken(engine: &Engine, name: &str) -> Result<Arc<Tail>, OpenError> {
     }
 }
 
-/// Reads the root until it tells whether the tail goes on.
+/// Reads the root until it is known whether the tail continues it.
 async fn check_until_known(engine: Arc<Engine>, tail: Arc<Tail>) {
     let mut delay = engine.options.retry_ns;
     loop {
@@ -108,12 +110,12 @@ async fn check_until_known(engine: Arc<Engine>, tail: Arc<Tail>) {
         engine.port.sleep(delay).await;
         delay = (delay * 2).min(engine.options.retry_ns * 30);
     }
-    // Also of a tail that broke: nobody else says so to those who wait for the root.
+    // Also for a broken tail: nothing else wakes those that wait for the check.
     tail.checked.wake_all();
     tail.upload.wake_all();
 }
 
-/// What the tail's service ends with, if its root says that it does.
+/// The error with which the root ends the tail's service, if it does.
 fn end_of_service(tail: &Tail, error: &OpenError) -> Option<OpenError> {
     if canary::active!("foreign_root_passes_the_check") {
         return None;
@@ -128,7 +130,8 @@ fn end_of_service(tail: &Tail, error: &OpenError) -> Option<OpenError> {
 
 async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let name = tail.name();
-    // Without the name's lock: in an outage this takes long, and others want to hear of that.
+    // Without the lock of the name: in an outage this takes long, and other operations on the name must fail in
+    // time.
     let found = match read_any_root(engine, name).await {
         Err(OpenError::NoSuchVolume(name)) => return Err(OpenError::RootMissing(name)),
         found => found?.root,

@@ -1,8 +1,8 @@
 //! The objects of this process that nothing in the store names yet, and the floor below which there are none.
 //!
-//! A record states the floor, and from then on the collector may take what is below it and named nowhere. So a
-//! number is held from the moment it is drawn until what names it counts, or until nothing ever will; whoever is in
-//! doubt holds it for good, which costs no more than garbage until this process ends.
+//! A record states the floor, and from then on the collector may remove objects below it that nothing names. So a
+//! number is held from its allocation until an effective record or root names the object, or nothing ever will.
+//! Where the outcome is not known the number is held for good, which costs only garbage until this process ends.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::lock::lock;
 use crate::object::ObjectId;
 use crate::sync::Mutex;
 
-/// Draws the numbers of this process's objects.
+/// Allocates the numbers of this process's objects.
 #[derive(Debug)]
 pub(crate) struct UnnamedObjects {
     session: SessionName,
@@ -23,11 +23,11 @@ pub(crate) struct UnnamedObjects {
 struct State {
     next: u64,
     unnamed: BTreeSet<u64>,
-    /// Of them those that stay.
+    /// Those of them that are held for good.
     for_good: BTreeSet<u64>,
 }
 
-/// An object that nothing names yet. When it is dropped something does, or nothing ever will.
+/// An object that nothing names yet. It is dropped when something names the object, or nothing ever will.
 #[derive(Debug)]
 pub(crate) struct UnnamedObject {
     objects: Arc<UnnamedObjects>,
@@ -42,12 +42,12 @@ impl UnnamedObjects {
         })
     }
 
-    /// Whose they are.
+    /// The session that writes the objects.
     pub(crate) fn session(&self) -> SessionName {
         self.session
     }
 
-    /// A new object.
+    /// Allocates a new object.
     pub(crate) fn allocate(self: &Arc<Self>) -> UnnamedObject {
         let mut state = lock(&self.state);
         let number = state.next;
@@ -59,7 +59,7 @@ impl UnnamedObjects {
         }
     }
 
-    /// Everything below it is named, or never will be.
+    /// The floor: every object below it is named, or never will be.
     pub(crate) fn floor(&self) -> u64 {
         let state = lock(&self.state);
         let first = state.unnamed.first().copied();
@@ -70,7 +70,7 @@ impl UnnamedObjects {
 }
 
 impl UnnamedObject {
-    /// Whose it is.
+    /// The session that writes the object.
     pub(crate) fn session(&self) -> SessionName {
         self.objects.session
     }
@@ -79,7 +79,8 @@ impl UnnamedObject {
         ObjectId::new(self.objects.session, self.number)
     }
 
-    /// A request that names it may still land: the floor stays below it for as long as this process lives.
+    /// Keeps the floor below the object as long as this process lives, because a request that names it may still
+    /// land.
     pub(crate) fn hold_forever(&self) {
         lock(&self.objects.state).for_good.insert(self.number);
     }

@@ -1,7 +1,7 @@
-//! How far the store is with a tail: the root that this host last knew, what is asked for next, and the
-//! slices that are on their way.
+//! What the store has of a tail: the root that this host last knew, the LSN that is asked for, and the slices in
+//! progress.
 //!
-//! Written by the flow of slices, by folds and by an open; never does I/O itself.
+//! Written by the flow of slices, by folds and by openings. It does no I/O.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ pub(crate) struct KnownRoot {
     pub(crate) version: Version,
 }
 
-/// An owner's update that was not sent yet, or whose answer is not known.
+/// An owner's update that has not been sent, or whose outcome is not known.
 #[derive(Clone, Debug)]
 pub(crate) struct RootUpdate {
-    /// What is to stand there. It has everything that the host's log has up to its mark.
+    /// The new root. It has everything that the host's log has up to its mark.
     pub(crate) root: Root,
     pub(super) known: KnownRoot,
-    /// How many packs of the log it takes in.
+    /// The number of packs of the log that it takes in.
     pub(super) packs: usize,
     /// The position of the host's next record.
     pub(super) next: Position,
@@ -50,43 +50,43 @@ struct PublishedDeltas {
 #[derive(Debug, Default)]
 pub(crate) struct UploadState {
     wanted: AtomicU64,
-    /// Somebody waits until everything up to here is stored, or log space does.
+    /// The LSN up to which a client, or a write that waits for log space, needs everything stored.
     waited_for: AtomicU64,
     slices: Mutex<Slices>,
-    /// The last request that brought something of it to the store succeeded. False until there was one: a life
-    /// may be too short for more than one slice of each volume, if all go side by side.
+    /// The last upload of this tail succeeded. False before the first one: a process may live too shortly for
+    /// more than one slice of each volume if all volumes upload at once.
     store_takes: AtomicBool,
-    /// The size that the volume is to have, in bytes; below its size: none is asked for.
+    /// The size that the volume is to have, in bytes; a smaller one than it has asks for nothing.
     grow: AtomicU64,
     pub(super) changed: Signal,
     pub(super) turn: RootTurn,
     head: Mutex<Option<KnownRoot>>,
-    /// Which root this host wrote or saw last, also before the volume is open.
+    /// The root that this host wrote or saw last, known also before the volume is open.
     mark: Mutex<RootMark>,
     published: Mutex<PublishedDeltas>,
-    /// The update that closes the volume, sent as it is until it is answered.
+    /// The update that closes the volume, sent unchanged until the store answers.
     closing: Mutex<Option<RootUpdate>>,
     /// The closing update has won.
     is_closed: AtomicBool,
-    /// Its slices are in no record for now: something of this volume alone is to be waited for.
+    /// Its slices are put into no record for now, because a request of this volume alone is waited for.
     is_held_back: AtomicBool,
-    /// How often that was so since something of it was stored.
+    /// How often that happened since something of it was stored.
     held_back: AtomicU32,
     /// A record ended the epoch.
     has_ended: AtomicBool,
-    /// Somebody wants what was written over to become garbage.
+    /// A fold was requested, so that overwritten data becomes garbage.
     fold_asked: AtomicBool,
-    /// Why nothing more is stored, until something changes in the store, or for good.
+    /// Why nothing more is stored: for good, or until something changes in the store.
     refusal: Mutex<Option<OpenError>>,
     error: Mutex<Option<String>>,
     pub(crate) uploaded_bytes: AtomicU64,
     pub(crate) recovery_point: RecoveryPoint,
-    /// Committed as damaged since the volume was opened.
+    /// Bytes that were committed as damaged since the volume was opened.
     pub(crate) damaged_bytes: AtomicU64,
 }
 
 impl UploadState {
-    /// The next fold need not be due; it ends what is asked for, also if it fails.
+    /// Requests a fold that is not due yet; the next fold ends the request, even if it fails.
     pub(super) fn set_fold_asked(&self, is_asked: bool) {
         self.fold_asked.store(is_asked, Ordering::Release);
         self.changed.wake_all();
@@ -96,7 +96,7 @@ impl UploadState {
         self.fold_asked.load(Ordering::Acquire)
     }
 
-    /// Everything up to here has been asked for.
+    /// The LSN up to which everything is to be stored.
     pub(super) fn requested_lsn(&self) -> Lsn {
         Lsn(self.wanted.load(Ordering::Acquire))
     }
@@ -107,7 +107,7 @@ impl UploadState {
         lock(&self.slices).has_room(most_bytes, !takes)
     }
 
-    /// Something was done in the store, or failed there.
+    /// Records whether a request to the store failed.
     pub(super) fn on_store_answer(&self, failed: bool) {
         self.store_takes.store(!failed, Ordering::Release);
         if !failed {
@@ -136,12 +136,12 @@ impl UploadState {
         self.first_ready().is_some()
     }
 
-    /// The first of what may be published now.
+    /// The first slice that may be published now.
     pub(super) fn first_ready(&self) -> Option<Arc<ReadySlice>> {
         lock(&self.slices).first_ready()
     }
 
-    /// Whether a slice is on its way that is not ready yet.
+    /// Whether a slice in progress is not ready yet.
     pub(super) fn has_unready(&self) -> bool {
         lock(&self.slices).has_unready()
     }
@@ -155,22 +155,22 @@ impl UploadState {
         *lock(&self.error) = error.map(ToString::to_string);
     }
 
-    /// Asks for everything up to `lsn` to be brought to the store.
+    /// Asks for everything up to `lsn` to be uploaded.
     pub(crate) fn request(&self, lsn: Lsn) {
         if self.wanted.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
             self.changed.wake_all();
         }
     }
 
-    /// The same, and the record that makes it stored is not to wait for slices of other volumes. True: nobody
-    /// had asked for that.
+    /// The same, and the record is not to wait for slices of other volumes. Returns true if nobody had asked for
+    /// that.
     pub(crate) fn request_now(&self, lsn: Lsn) -> bool {
         let is_new = self.waited_for.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0;
         self.request(lsn);
         is_new
     }
 
-    /// Whether somebody waits for what is not stored yet.
+    /// Whether a client waits for something that is not stored yet.
     pub(in crate::store) fn is_waited_for(&self, stored: Lsn) -> bool {
         let waited_for = Lsn(self.waited_for.load(Ordering::Acquire));
         waited_for > stored && !canary::active!("who_waits_waits_for_other_volumes")
@@ -182,12 +182,12 @@ impl UploadState {
         self.changed.wake_all();
     }
 
-    /// The size that a root is to say, which says this one now.
+    /// The size that the next root is to have, if the present one has this.
     pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
         bytes.max(self.grow.load(Ordering::Acquire))
     }
 
-    /// Whether the store's root is smaller than it is to be.
+    /// Whether the volume's root has to grow.
     pub(super) fn needs_grow(&self) -> bool {
         let to = self.grow.load(Ordering::Acquire);
         to > 0
@@ -225,20 +225,20 @@ impl UploadState {
         *lock(&self.mark) = mark;
     }
 
-    /// Records have these packs, up to this LSN.
+    /// Adds packs that a record names, up to this LSN.
     pub(super) fn add_published(&self, last: Lsn, packs: impl Iterator<Item = DeltaRef>) {
         let mut published = lock(&self.published);
         published.last = last;
         published.packs.extend(packs);
     }
 
-    /// Up to where records have the volume, and the packs that its root lacks.
+    /// The LSN up to which records have the volume, and the packs that its root lacks.
     pub(super) fn published(&self) -> (Lsn, Vec<DeltaRef>) {
         let published = lock(&self.published);
         (published.last, published.packs.clone())
     }
 
-    /// The root is this, which has taken in so many packs of the log.
+    /// Replaces the known root by one that has taken in so many packs of the log.
     pub(super) fn on_root_updated(&self, head: KnownRoot, packs: usize) {
         {
             let mut published = lock(&self.published);
@@ -256,7 +256,7 @@ impl UploadState {
         *lock(&self.closing) = update;
     }
 
-    /// Its slices wait until [`UploadState::release`]; how often they did before.
+    /// Holds its slices back until [`UploadState::release`]; returns how often that has happened.
     pub(super) fn hold_back(&self) -> u32 {
         self.is_held_back.store(true, Ordering::Release);
         self.held_back.fetch_add(1, Ordering::AcqRel)
@@ -270,7 +270,7 @@ impl UploadState {
         self.is_held_back.load(Ordering::Acquire)
     }
 
-    /// The root says that nobody has the volume.
+    /// Whether the closing update has won.
     pub(super) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
@@ -292,8 +292,8 @@ impl UploadState {
         lock(&self.refusal).clone()
     }
 
-    /// What ended the service stays: an update of the root that was on its way then, and passes or fails after
-    /// it, has nothing to say about that.
+    /// Sets why nothing is stored. The reason that ended the service is kept: an update of the root that ends
+    /// later does not change it.
     pub(super) fn set_refusal(&self, refusal: Option<OpenError>) {
         let mut known = lock(&self.refusal);
         let has_ended = known.as_ref().is_some_and(OpenError::is_end_of_service);
@@ -304,7 +304,7 @@ impl UploadState {
         }
     }
 
-    /// Why nothing is stored now: the last request failed.
+    /// Why the last request to the store failed, if it did.
     pub(in crate::store) fn store_failure(&self) -> Option<String> {
         match self.store_takes.load(Ordering::Acquire) {
             true => None,

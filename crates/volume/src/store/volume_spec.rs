@@ -1,4 +1,4 @@
-//! What a volume is to be, what the store says it is, and which names and sizes are allowed.
+//! The specification of a new volume, the description of an existing one, and the rules for names and sizes.
 
 use crate::error::OpenError;
 use crate::object::root::Root;
@@ -35,7 +35,7 @@ pub struct VolumeInfo {
     pub epoch: Epoch,
     /// The newest commit in the store; in a list of volumes, in the root: the holder's log may have more.
     pub stored: Lsn,
-    /// When the root was written, milliseconds since 1970.
+    /// When the root was written, in milliseconds since 1970.
     pub unix_ms: u64,
     /// The host that holds it.
     pub owner: Option<VolumeOwner>,
@@ -46,7 +46,7 @@ pub struct VolumeInfo {
 pub struct VolumeOwner {
     /// Its identity.
     pub host: HostId,
-    /// What it is called.
+    /// Its label.
     pub label: String,
 }
 

@@ -1,9 +1,9 @@
 //! The host-wide budget of memory for content on its way to the store.
 //!
-//! Whoever gathers content into a pack holds a permit for its bytes until the pack is in the store.
-//! Permits are given in the order in which they were asked for, and one volume has at most half of
-//! the budget, so that one whose PUTs hang holds up no other. A pack larger than all of that goes
-//! when the volume has nothing else on its way: every ask is met in the end.
+//! A job that gathers content into a pack holds a permit for its bytes until the pack is in the store. Permits
+//! are granted in the order of the requests, and one volume gets at most half of the budget, so that a volume
+//! whose PUTs hang holds up no other. A pack larger than that is admitted when its volume has nothing else in
+//! progress, so every request is granted in the end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct State {
     used: u64,
     /// Bytes that each volume holds.
     held: BTreeMap<TailId, u64>,
-    /// Who waits, the longest first.
+    /// Waiting requests, the oldest first.
     waiting: VecDeque<BudgetRequest>,
     asks: u64,
 }
@@ -47,7 +47,7 @@ impl State {
         own && (self.used == 0 || self.used + ask.bytes <= total)
     }
 
-    /// Whether it is this ask's turn: nobody who has waited longer is only kept by the bytes in use.
+    /// Whether this request can be granted: no older request waits for nothing but the bytes in use.
     fn take(&mut self, number: u64, total: u64) -> bool {
         let mut waiting = self.waiting.iter().copied();
         let Some(place) = waiting.position(|ask| ask.number == number) else {
@@ -77,7 +77,7 @@ pub(crate) struct Permit {
     bytes: u64,
 }
 
-/// An ask that is taken back if it is dropped before it was met.
+/// A request that is withdrawn if it is dropped before it was granted.
 struct Pending<'a> {
     budget: &'a Budget,
     number: u64,
@@ -120,7 +120,7 @@ impl Budget {
             state.take(pending.number, self.total).then_some(())
         };
         self.freed.wait_until(taken).await;
-        // Whoever comes next may fit, too.
+        // The next request may fit, too.
         self.freed.wake_all();
         Permit {
             budget: Arc::clone(self),

@@ -1,4 +1,4 @@
-//! Long computing on the way to the store, repeated if it fails.
+//! Long computations of an upload, repeated if they fail.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::request::tail::Tail;
 use crate::store::flow::repeats::Repeats;
 use crate::store::flow::slices::ServiceEnded;
 
-/// Has `work` done beside the job thread; `bytes` is about how much it reads.
+/// Runs `work` on a computing thread; `bytes` is roughly how much it reads.
 pub(super) async fn compute<T: Send + 'static>(
     engine: &Engine,
     tail: &Tail,

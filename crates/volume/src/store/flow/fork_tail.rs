@@ -1,13 +1,12 @@
-//! Making a volume of a tail that is kept for rescue, so that what another host's take-over left behind can
-//! be read.
+//! Makes a volume of a tail that is kept for rescue, so that the writes that a take-over left behind can be read.
 //!
-//! The new volume is what the lost hold was: the store's state at the tail's last own commit, and over it
-//! what only this log has. It shares the objects of that state. They go through the packing of slices; the
-//! volume is there when its root is, and before that nothing names what was brought.
+//! The new volume is what the lost hold was: the store's state at the tail's last own commit, and over it what
+//! only this log has. It shares the objects of that state. The tail's extents are packed like slices. The volume
+//! exists when its root does; before that nothing names the uploaded objects.
 //!
-//! The store keeps the newest root alone. Its deltas still tell the state at an older LSN as long as no fold
-//! has taken a newer one into pages; beyond that nothing does, and a mixture of two histories must never be
-//! made of it. Then the tail's writes alone can be had, if somebody asks for that.
+//! The store keeps only the newest root. Its deltas still tell the state at an older LSN as long as no fold has
+//! taken a newer delta into pages; after that nothing does, and the fork must never mix two histories. Then the
+//! caller can ask for the tail's writes alone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,23 +35,23 @@ use crate::store::tail_claim::TailClaim;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_spec};
 use crate::units::Lsn;
 
-/// A volume of a tail without the state under it has whole mebibytes.
+/// A volume made without the base has a size in whole mebibytes.
 const BARE_SIZE_STEP_BYTES: u64 = 1 << 20;
 
-/// Why there is no state under a tail.
+/// Why a tail has no base.
 const NAME_IS_ANOTHERS: &str = "its name is another volume's now";
 const WAS_DELETED: &str = "the volume was deleted";
 
-/// What was made of a tail.
+/// The result of forking a tail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForkedTail {
     /// The new volume.
     pub volume: VolumeInfo,
-    /// The LSN of the store's state under the tail's writes; none: everything else is zeroes.
+    /// The LSN of the store's state under the tail's writes; `None`: the rest is zeroes.
     pub base: Option<Lsn>,
     /// The newest of the tail's writes.
     pub newest: Lsn,
-    /// Sectors that the log could not give: reads of them fail.
+    /// Sectors that could not be read from the log: reads of them fail.
     pub damaged_sectors: u64,
 }
 
@@ -62,7 +61,7 @@ struct Base {
     deltas: Vec<DeltaRef>,
 }
 
-/// Makes a volume of what the tail holds, over the store's state that it continues or, `without_base`, over
+/// Makes a volume of the tail's content over the store's state that it continues or, with `without_base`, over
 /// zeroes. The tail stays as it is.
 pub(crate) async fn fork_tail(
     engine: &Arc<Engine>,
@@ -103,7 +102,7 @@ pub(crate) async fn fork_tail(
     named.map_err(|error| OpenError::Corrupt(format!("{name}: {error}")))?;
     let created = make_volume(engine, &tail, root, base.as_ref()).await;
     if created.is_err() {
-        // The root may be written yet, and then it names them.
+        // The root may still be written, and then it names them.
         packs.iter().for_each(|pack| pack.object.hold_forever());
     }
     Ok(ForkedTail {
@@ -114,7 +113,7 @@ pub(crate) async fn fork_tail(
     })
 }
 
-/// Pins what the new volume names, looks whether its base still was there by then, and makes it.
+/// Pins what the new volume names, checks that its base was still there then, and creates its root.
 async fn make_volume(
     engine: &Arc<Engine>,
     tail: &Tail,
@@ -140,7 +139,7 @@ async fn make_volume(
     created
 }
 
-/// The upload took its time: what the base names must have been named until the pin stood.
+/// Checks, after the upload, that the base's objects were named until the pin was written.
 async fn check_base(engine: &Engine, tail: &Tail, base: &Base) -> Result<(), OpenError> {
     let standing = read_any_root(engine, tail.name()).await?.root;
     let deltas: BTreeSet<ObjectId> = standing.deltas.iter().map(|delta| delta.pack).collect();
@@ -159,7 +158,7 @@ async fn check_base(engine: &Engine, tail: &Tail, base: &Base) -> Result<(), Ope
     })
 }
 
-/// The first root of the new volume, with the state under the tail's writes and without these.
+/// The first root of the new volume: the state under the tail's writes, without these.
 fn forked_root(
     engine: &Engine,
     tail: &Tail,
@@ -197,7 +196,7 @@ fn forked_root(
     Ok(root)
 }
 
-/// The store's state at the tail's last own commit, if the store still tells it.
+/// Finds the store's state at the tail's last own commit, if it can still be told.
 async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
     let (name, stored) = (tail.name(), tail.stored_lsn());
     let gone = |why: String| OpenError::BaseGone {
@@ -209,7 +208,7 @@ async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
         Ok(head) if head.root.volume != tail.id().volume => {
             return Err(gone(NAME_IS_ANOTHERS.to_owned()));
         }
-        // Nobody keeps what a tombstone names.
+        // Objects that a tombstone names are not kept.
         Ok(head) if head.root.deleted && !canary::active!("tombstone_is_a_base") => {
             return Err(gone(WAS_DELETED.to_owned()));
         }
@@ -251,8 +250,7 @@ async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
     Ok(Base { root, deltas })
 }
 
-/// Brings the extents to the store, as packs of a slice of the new volume; and how many sectors of them could
-/// not be read.
+/// Uploads the extents, as packs of a slice of the new volume. Also returns how many sectors could not be read.
 async fn upload_extents(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -274,8 +272,8 @@ async fn upload_extents(
     let mut damaged = 0;
     for plan in plans {
         let _permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
-        // What fails is repeated for some minutes: packs that are there already would be brought again.
-        // No record names them: a later session, or a copy that this host never meets, must not end theirs.
+        // Failed steps are repeated for some minutes, so that the packs need not be uploaded again. No record
+        // names these packs: a later session, or a copy of this host, must not end their session.
         let object = match canary::active!("rescue_packs_are_of_a_session") {
             true => engine.next_object(),
             false => engine.unrecorded.allocate(),

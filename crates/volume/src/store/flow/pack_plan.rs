@@ -9,10 +9,10 @@ use crate::map::layers::{DirtyExtent, LogAddr};
 use crate::store::flow::slices::UploadedPack;
 use crate::units::{Lsn, Span};
 
-/// What an item takes in the footers of a pack, its own and that of all slices.
+/// The bytes of an item in the footers of a pack, its own and that of all slices.
 const FOOTER_BYTES_PER_ITEM: u64 = 128;
 
-/// What goes into one pack, in address order.
+/// The content of one pack, in address order.
 #[derive(Debug, Default)]
 pub(super) struct PackPlan {
     pub(super) items: Vec<PlannedItem>,
@@ -34,14 +34,14 @@ pub(super) struct Run {
     pub(super) parts: Vec<(Span, LogAddr)>,
 }
 
-/// A pack that is in the store, and what had to be given up for it.
+/// A pack that is in the store, and the sectors that could not be read for it.
 #[derive(Debug)]
 pub(super) struct PackUpload {
     pub(super) uploaded: UploadedPack,
     pub(super) damaged: Vec<Span>,
 }
 
-/// Divides what a slice holds into packs of about `pack_bytes` of content.
+/// Divides a slice's content into packs of about `pack_bytes`.
 pub(super) fn plan_packs(
     extents: &ExtentMap<DirtyExtent>,
     chunk_bytes: u64,
@@ -76,8 +76,7 @@ impl PackPlan {
         !self.items.is_empty()
     }
 
-    /// About what it comes to in a pack: a slice of many small pieces, or of nothing but trims, has a large
-    /// footer.
+    /// The approximate size in a pack: a slice of many small pieces, or of trims alone, has a large footer.
     pub(super) fn size_bytes(&self) -> u64 {
         self.bytes + FOOTER_BYTES_PER_ITEM * self.items.len() as u64
     }

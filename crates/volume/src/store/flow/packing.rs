@@ -1,7 +1,7 @@
-//! Putting the content of a slice into the packs that are planned for it. Each pack goes its own way, and repeats alone what fails.
+//! Packs the content of a slice as planned. Each pack is uploaded by itself, and repeats by itself what fails.
 //!
-//! What could not be read from the log is named as damaged where it belongs, never left out: left out,
-//! older content would show through.
+//! Sectors that could not be read from the log are recorded as damaged, never left out: otherwise older content
+//! would show through.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::store::immutable::put;
 use crate::store::unnamed::UnnamedObject;
 use crate::units::{Lsn, Span};
 
-/// Gathers a pack's content, compresses it, and brings the pack to the store, however often that takes.
+/// Reads a pack's content, compresses it and uploads the pack, and repeats what fails.
 pub(super) async fn upload_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -52,7 +52,7 @@ pub(super) async fn upload_pack(
     Ok(PackUpload { uploaded, damaged })
 }
 
-/// What the log has of a pack's content, however often it takes to read it.
+/// Reads a pack's content from the log, and repeats that until it succeeds.
 pub(super) async fn read_content(
     engine: &Arc<Engine>,
     tail: &Tail,
@@ -68,7 +68,7 @@ pub(super) async fn read_content(
     }
 }
 
-/// Where writers wait for slices, these take the way that costs the least.
+/// The cheapest compression where writers wait for slices.
 pub(super) fn effort(engine: &Engine) -> CompressionEffort {
     match engine.space.is_pressed() {
         true => CompressionEffort::Least,
@@ -76,7 +76,7 @@ pub(super) fn effort(engine: &Engine) -> CompressionEffort {
     }
 }
 
-/// Puts what is planned of a slice into a pack.
+/// Adds the planned items of a slice to a pack.
 pub(super) fn add_items(
     writer: &mut PackWriter,
     slice: &Slice,
@@ -167,7 +167,7 @@ async fn put_pack(
     let data = Bytes::from(pack.bytes);
     let mut repeats = Repeats::new(engine, tail);
     if canary::active!("root_before_packs") {
-        // Asked for, not waited for: the root may be there first, or alone.
+        // The PUT is not waited for, so the root may land first, or alone.
         drop(engine.port.store(StoreOp::Put { key, data }));
         return Ok(uploaded);
     }

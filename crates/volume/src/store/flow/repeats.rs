@@ -1,5 +1,5 @@
-//! Repeating what failed on the way to the store, alone and for as long as the volume is served. A fork of
-//! a tail that is kept goes on, too, but not for ever: somebody waits for its answer.
+//! Repeats a failed step of an upload as long as the volume is served. A fork of a kept tail repeats its steps,
+//! too, but for a bounded time, because a client waits for the answer.
 
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -8,10 +8,10 @@ use crate::store::flow::slices::ServiceEnded;
 use crate::store::tail_claim::TailClaim;
 use crate::units::SECOND_NS;
 
-/// A fork ends if one step of it has failed for so long.
+/// How long one step of a fork is repeated.
 const FORK_PATIENCE_NS: u64 = 600 * SECOND_NS;
 
-/// Waits before something that failed is repeated; it ends if the volume is not served any more.
+/// Waits before a failed step is repeated; fails if the volume is not served any more.
 pub(super) struct Repeats<'a> {
     engine: &'a Engine,
     tail: &'a Tail,

@@ -1,8 +1,9 @@
-//! Slices that were brought before the local log was poisoned, brought once more.
+//! Uploads slices again that were uploaded before the local log was poisoned.
 //!
-//! Their packs are of this process's session, and no record names them. From now on only a root may, and a session
-//! ends whatever roots are on their way: a start that forgot the poison, or a copy of the directory, publishes, and a
-//! collector takes the packs. So a root on a poisoned log never names a pack of a session that can end.
+//! Their packs belong to this process's session, and no record names them. From now on only a root may name them.
+//! But a session ends whatever root updates are in flight: a start that lost the poison mark, or a copy of the
+//! directory, publishes a record, and then the collector removes the packs. So a root on a poisoned log must
+//! never name a pack of a session that can end.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ use crate::request::tail::Tail;
 use crate::store::flow::slice_job::{slice_of, upload_packs};
 use crate::store::flow::slices::{ReadySlice, ServiceEnded};
 
-/// The slices, with packs of a session that nothing ends. The volume's flow has them from then on, so what fails
-/// behind this brings nothing again.
+/// Returns the slices with packs of a session that nothing ends. The volume's flow has them from then on, so that
+/// a later failure uploads nothing again.
 pub(in crate::store) async fn reupload(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,

@@ -1,10 +1,10 @@
 //! Packs that small slices of several volumes share, so that requests to the store follow bytes and not
 //! volumes.
 //!
-//! Each member has a footer of its own in the pack: whoever opens its volume reads nothing of the others.
-//! A volume has at most one slice in a pack, for a footer is taken in whole, and one slice may be stored
-//! while the next is not. Small slices wait for others that are on their way, but not long: those may wait
-//! for memory that these hold.
+//! Each member has a footer of its own in the pack, so opening its volume reads nothing of the others. A volume
+//! has at most one slice in a pack, because a footer is applied as a whole and one slice may be stored while the
+//! next is not. Small slices wait for others in progress, but not for long: those may wait for memory that these
+//! hold.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,14 +30,15 @@ use crate::store::unnamed::UnnamedObject;
 use crate::sync::atomic::Ordering;
 use crate::units::Span;
 
-/// Content of a slice that has a pack of its own: it costs few requests for what it brings, and dissolves alone.
+/// The content from which on a slice has a pack of its own: it needs few requests for its bytes, and is removed
+/// by itself.
 const OWN_PACK_BYTES: u64 = 4 << 20;
-/// So long small slices wait for others that are on their way, where somebody waits for one of them.
+/// How long small slices wait for others in progress, if a client waits for one of them.
 const GATHER_NS: u64 = 20_000_000;
-/// The same where nobody does.
+/// The same if no client waits.
 const GATHER_NS_MAX: u64 = 100_000_000;
 
-/// A slice on its way that may come to share a pack.
+/// A slice in progress that may share a pack.
 pub(super) struct ExpectedSlice(Arc<Engine>);
 
 impl ExpectedSlice {
@@ -67,7 +68,7 @@ pub(super) fn is_shared(engine: &Engine, plans: &[PackPlan]) -> bool {
         && !canary::active!("each_slice_has_a_pack_of_its_own")
 }
 
-/// Brings a slice to the store in a pack with others.
+/// Uploads a slice in a pack with others.
 pub(super) async fn upload_shared(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -94,7 +95,7 @@ pub(super) async fn upload_shared(
     brought.await
 }
 
-/// Makes packs until nobody waits for one, each when all that are expected are there.
+/// Makes packs until no slice waits for one, each when all expected slices have come.
 async fn run(engine: Arc<Engine>) {
     let shared = &engine.shared_packs;
     let pack_bytes = engine.options.pack_bytes;
@@ -110,7 +111,7 @@ async fn run(engine: Arc<Engine>) {
     }
 }
 
-/// Ends when those that wait are to go, whoever else is on the way.
+/// Waits until the next pack is to be made, whether or not further slices are expected.
 async fn gather(engine: &Engine) {
     let (shared, pack_bytes) = (&engine.shared_packs, engine.options.pack_bytes);
     let begun_ns = engine.jobs.mono_ns();
@@ -147,7 +148,7 @@ async fn upload_members(engine: Arc<Engine>, members: Vec<PackMember>) {
 
 type SharedUpload = ((Pack, Arc<UnnamedObject>), Digest, Vec<Vec<Span>>);
 
-/// None: none of the volumes is served any more.
+/// `None`: none of the volumes is served any more.
 async fn upload_parts(
     engine: &Arc<Engine>,
     tails: &[PackWaiter],
@@ -156,7 +157,7 @@ async fn upload_parts(
     let damaged = parts.iter().map(|(_, _, content)| content.damaged());
     let damaged = damaged.collect();
     let mut repeats = SharedRepeats::new(engine, tails);
-    // Held until what names it counts for all of them.
+    // Held until an effective record names it for all members.
     let object = Arc::new(engine.next_object());
     let name = (object.session(), object.id().number);
     let (mut pack, digest) = build(engine, (parts, name), &mut repeats).await?;
@@ -224,7 +225,7 @@ impl<'a> SharedRepeats<'a> {
         }
     }
 
-    /// None: none of them is served any more.
+    /// `None`: none of them is served any more.
     async fn wait(&mut self, error: &OpenError) -> Option<()> {
         let volumes = self.tails.len();
         tracing::warn!(volumes, %error, "part of an upload failed and will be tried again");

@@ -1,6 +1,6 @@
-//! The small slices that wait for a pack which they share, and which of them go into the next.
+//! The small slices that wait for a shared pack, and the choice of those for the next one.
 //!
-//! State only, which the engine holds: `shared_packs.rs` has the procedures.
+//! State only, which the engine owns; `shared_packs.rs` has the procedures.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ const MEMBERS_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct SharedPacks {
     pub(super) members: Mutex<Vec<PackMember>>,
-    /// Slices on their way of which it is not known yet whether they share a pack.
+    /// Slices in progress that may still come to share a pack.
     pub(super) expected: AtomicUsize,
     pub(super) changed: Signal,
 }
 
-/// A slice that waits for its pack, and what the log has of it.
+/// A slice that waits for its pack, with its content.
 #[derive(Debug)]
 pub(super) struct PackMember {
     pub(super) tail: Arc<Tail>,
@@ -37,9 +37,9 @@ pub(super) struct PackMember {
     pub(super) answer: AnswerSender<Result<PackUpload, ServiceEnded>>,
 }
 
-/// Who waits for a part of a pack.
+/// The waiter for a part of a pack.
 pub(super) type PackWaiter = (Arc<Tail>, AnswerSender<Result<PackUpload, ServiceEnded>>);
-/// What goes into it.
+/// A member's content.
 pub(super) type Part = (Slice, PackPlan, LogContent);
 
 impl SharedPacks {
@@ -49,15 +49,15 @@ impl SharedPacks {
         bytes >= pack_bytes || members.len() >= MEMBERS_MAX
     }
 
-    /// Whether somebody waits for one of them.
+    /// Whether a client waits for one of them.
     pub(super) fn is_waited_for(&self) -> bool {
         let members = lock(&self.members);
         let mut tails = members.iter().map(|member| &member.tail);
         tails.any(|tail| tail.upload.is_waited_for(tail.stored_lsn()))
     }
 
-    /// Those of the next pack: one of each volume, in order. True: nobody waits for another; whoever comes
-    /// next begins anew.
+    /// Takes the members of the next pack: one of each volume, in order. True: no further slice waits, and the
+    /// next one starts a new round.
     pub(super) fn take(&self, pack_bytes: u64) -> (Vec<PackMember>, bool) {
         let mut members = lock(&self.members);
         let (mut taken, mut later) = (Vec::new(), Vec::new());

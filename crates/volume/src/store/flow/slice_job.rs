@@ -1,8 +1,8 @@
-//! One slice on its way: from frozen layers in the log to packs in the store.
+//! The job of one slice: from frozen layers in the log to packs in the store.
 //!
-//! It ends when all its packs are there and a durable frame covers its cut (so that the local state
-//! never falls behind the store's, and LSNs are never given out twice), or when the volume is not served
-//! any more. No failure ends it: each pack repeats what failed, alone.
+//! It ends when all its packs are in the store and a durable frame covers its cut (so that the local state never
+//! falls behind the store's, and no LSN is given out twice), or when the volume is not served any more. No
+//! failure ends it: each pack repeats by itself what fails.
 
 use std::sync::Arc;
 
@@ -26,11 +26,11 @@ pub(super) async fn run(engine: Arc<Engine>, tail: Arc<Tail>, cut: CutSlice) {
     let Ok(ready) = prepare(&engine, &tail, cut).await else {
         return;
     };
-    // The round covers it: once it is durable nothing else is asked, for the committer tells the tail a
-    // moment later, on its own thread. If it fails, one that was in flight before may have covered it.
+    // The round covers the cut: its durability suffices, because the committer tells the tail a moment later, on
+    // its own thread. If the round fails, an earlier one in flight may have covered it.
     let covered = tail.framed_lsn() >= last || engine.committer().durable(&engine, round).await;
     if !covered && tail.framed_lsn() < last {
-        // What no durable frame covers must not be in the store (R10): it takes a restart.
+        // Commits that no durable frame covers must not get into the store (R10); only a restart helps.
         tail.upload.set_error(Some(&OpenError::Poisoned));
         tail.upload.wake_all();
         return;
@@ -45,7 +45,7 @@ async fn prepare(
     cut: CutSlice,
 ) -> Result<ReadySlice, ServiceEnded> {
     if tail.framed_lsn() < cut.last {
-        // It will be durable by the time that the packs are in the store.
+        // The frame will be durable by the time the packs are in the store.
         engine.committer().request_round(engine);
     }
     let expected = ExpectedSlice::new(engine);
@@ -63,7 +63,7 @@ async fn prepare(
     })
 }
 
-/// How packs are to name what a volume wrote up to there.
+/// The slice's identity in packs.
 pub(super) fn slice_of(tail: &Tail, last: Lsn) -> Result<Slice, ServiceEnded> {
     let root = tail.upload.head().ok_or(ServiceEnded)?.root;
     Ok(Slice {
@@ -79,7 +79,7 @@ pub(super) fn slice_of(tail: &Tail, last: Lsn) -> Result<Slice, ServiceEnded> {
     })
 }
 
-/// Brings the extents of a slice to the store. `expected`: small ones may share a pack with other volumes.
+/// Uploads the extents of a slice. `expected`: small ones may share a pack with other volumes.
 pub(super) async fn upload_packs(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -96,8 +96,8 @@ pub(super) async fn upload_packs(
     let plan = move || plan_packs(&extents, chunk_bytes, pack_bytes);
     let mut plans = compute(engine, tail, cost, plan).await?;
     if plans.is_empty() {
-        // Nothing is left of it but its LSNs. A record has them as those of a pack, so that there is no gap
-        // before the next slice, and an opener finds what was called stored.
+        // Only the slice's LSNs are left. A record has them as those of an empty pack, so that there is no gap
+        // before the next slice, and an opener finds what was reported as stored.
         plans.push(PackPlan::default());
     }
     let mut expected = expected.filter(|_| is_shared(engine, &plans));
@@ -116,7 +116,7 @@ pub(super) async fn upload_packs(
     Ok((packs, damaged))
 }
 
-/// Starts a pack once there is memory for it; `expected`: one that others share.
+/// Starts a pack once there is memory for it; with `expected` a shared one.
 async fn start_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -142,7 +142,7 @@ async fn start_pack(
     Ok(answer)
 }
 
-/// The slice's layers as one map, and what they hide among themselves.
+/// Merges the slice's layers into one map, and returns what they hide of each other.
 async fn merge_layers(
     engine: &Engine,
     tail: &Tail,
@@ -163,7 +163,7 @@ async fn merge_layers(
     .await
 }
 
-/// About what a map takes in memory.
+/// The approximate memory of a map.
 pub(super) fn extents_bytes(map: &ExtentMap<DirtyExtent>) -> u64 {
     32 * map.len() as u64
 }

@@ -1,8 +1,7 @@
-//! The slices of one volume that are on their way: which are cut, which are ready, in order.
+//! The slices of one volume in progress: which are cut, which are ready, in order.
 //!
-//! Memory only. A slice that is ready waits here until all before it are: what is published is always a
-//! prefix of the volume's history. Nothing that a slice has put into the store is forgotten when
-//! publishing it fails.
+//! Memory only. A ready slice waits here until all before it are ready, so what is published is always a prefix
+//! of the volume's history. When publishing fails, nothing that a slice has uploaded is forgotten.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,14 +14,13 @@ use crate::object::root::DeltaRef;
 use crate::store::unnamed::UnnamedObject;
 use crate::units::{Lsn, Span};
 
-/// Slices of a volume on their way at once: enough that one slow PUT leaves the others to use the
-/// store.
+/// Slices of a volume in progress at once: enough that the others keep the store busy while one PUT is slow.
 const IN_FLIGHT_MAX: usize = 8;
 
-/// A slice as it was cut: layers that are its alone.
+/// A slice as it was cut: layers that no other slice has.
 #[derive(Debug)]
 pub(crate) struct CutSlice {
-    /// Everything up to here, from the slice before on.
+    /// The last LSN; the slice begins where the one before it ends.
     pub(crate) last: Lsn,
     /// Oldest first.
     pub(crate) layers: Vec<FrozenLayer>,
@@ -33,10 +31,10 @@ pub(crate) struct CutSlice {
 #[derive(Debug)]
 pub(crate) struct UploadedPack {
     pub(crate) reference: DeltaRef,
-    /// Of its bytes.
+    /// The digest of its bytes.
     pub(crate) digest: Digest,
     pub(crate) sections: Vec<Section>,
-    /// Until what names it counts.
+    /// Held until an effective record or root names it.
     pub(crate) object: Arc<UnnamedObject>,
 }
 
@@ -45,16 +43,16 @@ pub(crate) struct UploadedPack {
 pub(crate) struct ReadySlice {
     pub(crate) last: Lsn,
     pub(crate) cut_ns: u64,
-    /// What it holds, seen from above.
+    /// Its layers merged into one map.
     pub(crate) merged: Arc<ExtentMap<DirtyExtent>>,
     /// Log bytes of its layers that others of its layers hide.
     pub(crate) hidden: Vec<(LogAddr, u64)>,
     pub(crate) packs: Vec<UploadedPack>,
-    /// What could not be read from the log and was given up.
+    /// Sectors that could not be read from the log and were given up.
     pub(crate) damaged: Vec<Span>,
 }
 
-/// Why a slice gets no further: the volume is not served any more.
+/// The volume is not served any more, so its slices are not completed.
 #[derive(Debug)]
 pub(super) struct ServiceEnded;
 
@@ -73,9 +71,9 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
-    /// Whether another slice may be cut. Nothing merges the layers of those on their way, and with
-    /// little in them they may hold much of the log: so they have at most about `most` bytes, and one is enough
-    /// until the store has taken something, and while it fails.
+    /// Whether another slice may be cut. The layers of slices in progress are not merged and may hold much of the
+    /// log with little content: so they have at most about `most` bytes, and one slice is enough until the store
+    /// has taken something, and while it fails.
     pub(crate) fn has_room(&self, most: u64, only_one: bool) -> bool {
         let held: u64 = self.list.iter().map(|slice| slice.bytes).sum();
         self.list.is_empty() || (!only_one && self.list.len() < IN_FLIGHT_MAX && held < most)
@@ -97,7 +95,7 @@ impl Slices {
         }
     }
 
-    /// Puts a slice that is ready into the place of what it was before.
+    /// Replaces a slice by its ready form.
     pub(crate) fn replace_ready(&mut self, ready: &Arc<ReadySlice>) {
         let slice = self.list.iter_mut().find(|slice| slice.last == ready.last);
         if let Some(slice) = slice {
@@ -105,7 +103,7 @@ impl Slices {
         }
     }
 
-    /// All that may be published now.
+    /// All slices that may be published now.
     pub(crate) fn publishable(&self) -> Vec<Arc<ReadySlice>> {
         if canary::active!("slices_are_published_out_of_order") {
             let first = self.list.iter().find_map(|slice| slice.ready.clone());
@@ -115,7 +113,7 @@ impl Slices {
         ready.collect()
     }
 
-    /// The first of them.
+    /// The first slice that may be published now.
     pub(crate) fn first_ready(&self) -> Option<Arc<ReadySlice>> {
         if canary::active!("slices_are_published_out_of_order") {
             return self.publishable().into_iter().next();

@@ -1,10 +1,10 @@
-//! A child of a volume, on its way into the store: its first root, the pin that holds what that names, and
-//! the look at the parent between the two.
+//! Creates a child of a volume: its first root, the pin that holds what that root names, and the second read of
+//! the parent between the two.
 //!
-//! The order is what keeps the child's objects in the store: the pin is there before the parent is looked
-//! at again, so whatever drops an object from the parent later is seen by a collector that finds the pin;
-//! and a parent that moved meanwhile, or that another host took, makes no child. An unknown outcome leaves a
-//! pin and perhaps the child: never a child without a pin.
+//! The order keeps the child's objects in the store: the pin is written before the parent is read again, so a
+//! collector that finds the parent without an object also finds the pin. A parent that moved meanwhile, or that
+//! another host took, makes no child. An unknown outcome leaves a pin and perhaps the child, but never a child
+//! without a pin.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::VolumeSpec;
 use crate::units::{Epoch, Lsn, VolumeId};
 
-/// What a child is to be.
+/// The specification of a child.
 #[derive(Clone, Debug)]
 pub(super) struct ChildSpec {
     /// Its name.
@@ -36,28 +36,28 @@ pub(super) struct ChildSpec {
 /// The state of a volume that a child begins with.
 #[derive(Debug)]
 pub(super) struct ParentState {
-    /// The root that stands for it, in its version.
+    /// The parent's root with its version.
     pub(super) head: KnownRoot,
-    /// The packs of a log that go over what the root says.
+    /// The packs of a log that lie over the root.
     pub(super) beyond: Vec<DeltaRef>,
     /// Their sessions.
     pub(super) sessions: SessionNames,
-    /// Everything up to here.
+    /// The LSN of the state.
     pub(super) lsn: Lsn,
-    /// The size then.
+    /// The size at that point.
     pub(super) bytes: u64,
-    /// When it was so, milliseconds since 1970.
+    /// The time of the state, in milliseconds since 1970.
     pub(super) unix_ms: u64,
 }
 
-/// What became of a pin's child.
+/// The outcome of creating a child.
 pub(super) enum Outcome {
     Made(Box<Root>),
-    /// The parent's root moved before the pin was there, or says by now that it was deleted.
+    /// The parent's root moved before the pin was written, or the parent was deleted.
     Moved(Box<KnownRoot>),
 }
 
-/// Refuses a name that is taken, before anything is done for it.
+/// Refuses a name that is taken.
 pub(super) async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenError> {
     match read_root(engine, name).await {
         Ok(_) => Err(OpenError::Exists(name.to_owned())),
@@ -66,7 +66,7 @@ pub(super) async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenEr
     }
 }
 
-/// Pins what the child needs, looks at the parent again, and makes the child.
+/// Pins what the child needs, reads the parent again, and creates the child.
 pub(super) async fn put_child(
     engine: &Arc<Engine>,
     parent: &ParentState,
@@ -123,7 +123,7 @@ fn child_root(engine: &Engine, parent: &ParentState, spec: &ChildSpec) -> Result
     root.first = parent.lsn.next();
     let above = from.lineage();
     let mut lineage: Vec<Ancestor> = above.to_vec();
-    // Nobody writes to a snapshot: nothing has its id.
+    // Nobody writes to a snapshot, so no chunk has its id.
     if from.labels().is_none() {
         let volume = from.volume;
         lineage.insert(
@@ -151,7 +151,7 @@ fn child_root(engine: &Engine, parent: &ParentState, spec: &ChildSpec) -> Result
     Ok(root)
 }
 
-/// Keeps what a child's first root names, from before that stands.
+/// Writes the pin that keeps what a child's first root names, before that root is written.
 pub(in crate::store) async fn put_pin(
     engine: &Engine,
     parent: VolumeId,
@@ -160,9 +160,9 @@ pub(in crate::store) async fn put_pin(
     write_pin(engine, pin_key(parent, root.volume), parent, root).await
 }
 
-/// The same for a volume that becomes what a snapshot holds. It may have been that before and may be again, and each
-/// restore has a pin of its own: that of an earlier one is needless to the collector, which may remove it at any time.
-/// The pin's key.
+/// The same for a volume that is restored to a snapshot; returns the pin's key. A volume may be restored to one
+/// snapshot repeatedly, and each restore has a pin of its own, because the collector may remove an earlier one at
+/// any time.
 pub(super) async fn put_restore_pin(
     engine: &Engine,
     snapshot: VolumeId,
@@ -207,7 +207,7 @@ async fn write_pin(
             Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
             Err(error) => return Err(store_error("create", &key, &error)),
         }
-        // It is there, or the outcome is not known: check whether it is our own.
+        // A pin exists, or the outcome is not known: read it to see whether it is this one.
         match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
             Ok(StoreReply::Object { data: found, .. }) if found == data => return Ok(()),
             Ok(_) => {
@@ -226,8 +226,8 @@ async fn write_pin(
     )))
 }
 
-/// Whoever wrote a pin drops it when it is certain that there will be no child of it. A pin that stays holds
-/// space, and nothing worse.
+/// Removes a pin when it is certain that its child will not be created. A pin that is left holds space and does
+/// no other harm.
 pub(in crate::store) async fn drop_pin(engine: &Engine, parent: VolumeId, child: VolumeId) {
     remove_pin(engine, pin_key(parent, child)).await;
 }
@@ -239,7 +239,7 @@ pub(super) async fn remove_pin(engine: &Engine, key: String) {
     }
 }
 
-/// Whether nothing was dropped from the root: it is the same, or somebody put the same content back.
+/// Whether the root has not moved: it is the same, or an operator put the same content back.
 pub(super) fn is_unmoved(standing: &KnownRoot, known: &KnownRoot) -> bool {
     let same_content = || {
         let standing = Root {
@@ -251,7 +251,7 @@ pub(super) fn is_unmoved(standing: &KnownRoot, known: &KnownRoot) -> bool {
     standing.version == known.version || same_content()
 }
 
-/// What is left of a snapshot that is deleted: it names nothing.
+/// The tombstone of a deleted snapshot: it names no object.
 pub(super) fn tombstone_of(engine: &Engine, root: &Root) -> Root {
     Root {
         epoch: Epoch(root.epoch.0 + 1),

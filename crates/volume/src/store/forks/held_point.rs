@@ -1,8 +1,8 @@
-//! A point in a volume's history that is held until its child is pinned. Taking one freezes the top layer,
-//! whatever is in it; writers go on.
+//! A point in a volume's history that is held until its child is pinned. Taking a point freezes the top layer;
+//! writers go on.
 //!
-//! What is held keeps its place in the log whatever is written over it, so it is never held without end: there
-//! are few points of a volume at once, and they go when the store does not take what they wait for.
+//! Data at a held point keeps its place in the log even if it is overwritten, so a point is never held without
+//! end: a volume has few points at once, and they are released when the store does not take what they wait for.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -16,24 +16,24 @@ use crate::request::tail::{Status, Tail};
 use crate::store::flow;
 use crate::units::Lsn;
 
-/// A store that fails and takes nothing more of the volume for so many looks ends the wait: as long as a single
-/// request is repeated for whoever waits for it.
+/// Checks without progress, while the store fails, that end the wait: about as long as a single request is
+/// repeated for a waiting client.
 const LOOKS_MAX: u32 = 15;
-/// The same where writers wait for space in the log.
+/// The same while writers wait for space in the log.
 const LOOKS_MAX_PRESSED: u32 = 2;
 
-/// A point that is held until this goes.
+/// A point that is held until this is dropped.
 #[derive(Debug)]
 pub(super) struct HeldPoint {
     tail: Arc<Tail>,
-    /// Everything up to here and nothing behind it.
+    /// The LSN of the point.
     pub(super) lsn: Lsn,
-    /// The volume's size then.
+    /// The volume's size at the point.
     pub(super) bytes: u64,
 }
 
 impl HeldPoint {
-    /// Takes the volume as it is now, or right after the fold that is due has begun.
+    /// Takes a point now, or right after a due fold has begun.
     ///
     /// # Errors
     /// If it is not served, or has too many points already.
@@ -66,7 +66,7 @@ impl HeldPoint {
         })
     }
 
-    /// Ends when the store has everything up to the point, never will have, or does not take it now.
+    /// Waits until the store has everything up to the point. Fails if it never will, or does not take it now.
     pub(super) async fn wait_stored(&self, engine: &Engine) -> Result<(), OpenError> {
         let mut look = engine.port.sleep(engine.options.retry_ns);
         let mut stored = pin!(flow::wait_stored(engine, &self.tail, self.lsn));
@@ -86,7 +86,7 @@ impl HeldPoint {
         .await
     }
 
-    /// Of which tail.
+    /// The point's tail.
     pub(super) fn tail(&self) -> &Arc<Tail> {
         &self.tail
     }
@@ -95,17 +95,17 @@ impl HeldPoint {
 impl Drop for HeldPoint {
     fn drop(&mut self) {
         self.tail.lock().points.remove(self.lsn);
-        // Folds may go on, and slices of what comes later.
+        // Folds may continue, and slices of later commits.
         self.tail.upload.wake_all();
     }
 }
 
-/// For how long a store that fails is waited for.
+/// Bounds the wait for a store that fails.
 #[derive(Debug)]
 struct Patience {
-    /// What the store had at the last look.
+    /// What the store had at the last check.
     stored: Lsn,
-    /// Looks in a row at which it had nothing more, and the last request had failed.
+    /// Checks in a row without progress, at which the last request had failed.
     failed: u32,
 }
 
@@ -117,7 +117,7 @@ impl Patience {
         }
     }
 
-    /// Why there is no use in waiting any longer.
+    /// Checks for progress; returns an error if waiting longer is of no use.
     fn check_progress(&mut self, engine: &Engine, tail: &Tail) -> Option<OpenError> {
         let stored = tail.stored_lsn();
         let failure = tail.upload.store_failure();

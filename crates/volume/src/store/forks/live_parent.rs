@@ -1,8 +1,8 @@
-//! Children of a volume that is served here: of the volume as it was at one commit, while writers go on.
+//! Creates children of a volume that is served here, at one commit, while writers go on.
 //!
-//! The top layer is frozen, and the point between two commits is held until the child is pinned: then
-//! what the store has up to there is the root that this host knows, and the packs of its log beyond it. The
-//! root's turn is held from that look until the pin is there, so that no fold of this process comes between.
+//! The top layer is frozen, and the point between two commits is held until the child is pinned. What the store
+//! has up to the point is the root that this host knows, and the packs of its log beyond that root. The turn at
+//! the root is held from that reading until the pin is written, so that no fold of this process comes between.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
 use crate::store::forks::held_point::HeldPoint;
 use crate::store::log_procedures::stop_host;
 
-/// Ends when the store has the child.
+/// Creates a child; ends when the store has it.
 pub(super) async fn make_child(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
@@ -42,8 +42,8 @@ pub(super) async fn make_child(
     }
 }
 
-/// Another root stands there than this host wrote last. Whoever learns by that of another owner, or that the
-/// store was set back, ends the service of the volume as an update of the root would.
+/// Handles a root that is not the one this host wrote last. If it shows another owner, or that the store was set
+/// back, the volume's service ends, as an update of the root would end it.
 async fn on_foreign_root(
     engine: &Arc<Engine>,
     tail: &Tail,
@@ -80,7 +80,7 @@ async fn on_foreign_root(
     }
 }
 
-/// The volume as it was at the point, of which the store has everything. In the root's turn.
+/// The volume's state at the point, of which the store has everything. Called during a turn at the root.
 fn state_at(engine: &Engine, point: &HeldPoint, unix_ms: u64) -> Result<ParentState, OpenError> {
     let tail = point.tail();
     let closed = || OpenError::Busy(tail.name().to_owned());

@@ -1,9 +1,10 @@
-//! Points in time (S6): snapshots of volumes, and volumes that begin as others were.
+//! Points in time (S6): snapshots and forks.
 //!
-//! A snapshot is a closed volume of its own that nobody writes to, a fork one that anybody may open. Both
-//! share the objects of the state that they begin with, by name. [`live_parent`] takes that state of a
-//! volume that is served here, [`stored_parent`] of any other; [`child`] makes of it what the store has
-//! then. [`restore`] sets a volume back to a snapshot, [`open_snapshot`] serves one. What came first never matters to readers: a root names all that it needs.
+//! A snapshot is a closed volume of its own that nobody writes to; a fork is one that anybody may open. Both
+//! share the objects of the state that they begin with, by name. [`live_parent`] takes that state from a volume
+//! that is served here, [`stored_parent`] from any other; [`child`] creates the child from what the store has
+//! then. [`restore`] sets a volume back to a snapshot, [`open_snapshot`] serves one. Readers never need the
+//! parent: a root names all that it needs.
 
 pub(in crate::store) mod child;
 mod held_point;
@@ -32,7 +33,7 @@ use crate::store::roots::{read_any_root, read_root, unusable_root_error};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeOwner, check_name};
 
-/// Makes a snapshot `VOLUME@SNAPSHOT` of the volume as it is now. Ends when the store has it.
+/// Makes a snapshot `VOLUME@SNAPSHOT` of the volume's present state. Ends when the store has it.
 pub(crate) async fn create_snapshot(
     engine: &Arc<Engine>,
     name: &str,
@@ -49,16 +50,16 @@ pub(crate) async fn create_snapshot(
     Ok(SnapshotInfo::of(&root))
 }
 
-/// A volume that begins as another one was.
+/// A new fork.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fork {
-    /// The new volume; what it has stored is what its parent had.
+    /// The new volume; its stored LSN is its parent's.
     pub volume: VolumeInfo,
-    /// Another host that has the parent open: what that has not brought to the store is not in the fork.
+    /// Another host that has the parent open: writes that it has not uploaded are not in the fork.
     pub parent_holder: Option<VolumeOwner>,
 }
 
-/// Makes a volume that begins as another one, or a snapshot of it, is now. Ends when the store has it.
+/// Makes a fork of a volume's present state, or of a snapshot. Ends when the store has it.
 pub(crate) async fn fork(
     engine: &Arc<Engine>,
     parent: &str,
@@ -81,14 +82,14 @@ pub(crate) async fn fork(
     })
 }
 
-/// The child's first root, and the other host that has its parent open.
+/// Creates a child; returns its first root, and the other host that has its parent open.
 async fn make_child(
     engine: &Arc<Engine>,
     parent: &str,
     spec: &ChildSpec,
 ) -> Result<(Root, Option<VolumeOwner>), OpenError> {
     engine.host_log.check_not_stopped()?;
-    // Before anything is frozen for it.
+    // Checked before anything is frozen.
     check_free(engine, &spec.name).await?;
     if let Some(tail) = served_tail(engine, parent) {
         wait_checked(&tail).await;
@@ -111,7 +112,7 @@ async fn make_child(
     Ok((root, holder))
 }
 
-/// The volume of this name that is served here, though its root may not have been read.
+/// The volume of this name that is served here, checked or unchecked.
 fn served_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
     let is_served = |tail: &Arc<Tail>| tail.name() == name && tail.lock().status.serves();
     engine.tails().into_iter().find(is_served)
@@ -123,7 +124,7 @@ fn live_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
     engine.tails().into_iter().find(is_live)
 }
 
-/// A child of what the store has must not silently lack what clients were told is written.
+/// Refuses a child of the stored state if this log has acknowledged writes that the store lacks.
 fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result<(), OpenError> {
     let tails = local_tails(engine, root.volume);
     let waits =
@@ -135,8 +136,8 @@ fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result
             root.name
         )));
     }
-    // A fork of another host's volume begins with what the store has of it, and says so. A snapshot is of a
-    // moment.
+    // A fork of another host's volume begins with what the store has of it, and the result says so. A snapshot
+    // must be of one moment.
     match spec.labels.is_some() && !is_held_here(engine, root, &tails) {
         true => check_not_held(engine, root),
         false => Ok(()),
@@ -173,7 +174,7 @@ pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<
     let keys = KeyPrefixes::default().with_root(name);
     match with_patience(engine, name, keys, update).await? {
         UpdateOutcome::Won(_) => Ok(()),
-        // An earlier attempt at it took effect late, or another host was quicker.
+        // An earlier attempt took effect late, or another host has deleted it.
         UpdateOutcome::Lost(found)
             if found.root.deleted && found.root.volume == tombstone.volume =>
         {

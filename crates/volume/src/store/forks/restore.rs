@@ -1,12 +1,11 @@
-//! A volume set back to one of its snapshots, under its own name and identity, while nobody has it open.
+//! Restores a volume to one of its snapshots, under its own name and identity, while nobody has it open.
 //!
-//! What it held before is kept as another snapshot. The epoch rises, so whoever still believes to have the
-//! volume is fenced, and what an older epoch left in any log counts no more; LSNs go on, so no number is
+//! The volume's present state is kept as another snapshot. The epoch rises, so a host that still believes to have
+//! the volume is fenced, and slices of older epochs in any log no longer count. LSNs continue, so no number is
 //! given to two writes.
 //!
-//! The hold ends before the copy is made: what a predecessor still brings to the store up to then is in the
-//! copy, and after that nobody can bring anything. A restore that fails behind that leaves the volume as it
-//! was, and perhaps the copy.
+//! The hold ends before the copy is made: what a predecessor uploads up to then is in the copy, and after that it
+//! can upload nothing. A restore that fails later leaves the volume as it was, and perhaps the copy.
 
 use std::sync::Arc;
 
@@ -29,7 +28,7 @@ use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::VolumeInfo;
 use crate::units::Epoch;
 
-/// Sets the volume of a snapshot back to it. What it held is the snapshot `kept` from then on.
+/// Restores the snapshot's volume to it. The volume's present state becomes the snapshot `kept`.
 pub(crate) async fn restore(
     engine: &Arc<Engine>,
     name: &str,
@@ -69,7 +68,7 @@ pub(crate) async fn restore(
     let root = restored_root(engine, &head.root, &snapshot.root)?;
     let pin = put_restore_pin(engine, snapshot.root.volume, &root).await?;
     if let Err(error) = check_unmoved(engine, &snapshot).await {
-        // Nothing was sent that could name what it holds.
+        // No update was sent that could name what the pin holds.
         remove_pin(engine, pin).await;
         return Err(error);
     }
@@ -82,7 +81,7 @@ pub(crate) async fn restore(
     match with_patience(engine, volume, keys, update).await? {
         UpdateOutcome::Won(_) => {}
         UpdateOutcome::Lost(_) => {
-            // This restore's root expects a version that is no more: it never comes to stand there.
+            // This restore's update expects a version that is gone, so it can never take effect.
             remove_pin(engine, pin).await;
             return Err(root_changed_error(volume));
         }
@@ -92,7 +91,7 @@ pub(crate) async fn restore(
             && tail.lock().status == Status::Dormant
             && tail.newest() <= tail.stored_lsn()
     };
-    // What they hold is in the copy, and they continue nothing any more.
+    // The copy has what these tails hold, and they continue no root any more.
     for tail in local_tails(engine, root.volume).iter().filter(dormant) {
         discard_tail(engine, tail);
     }
@@ -114,7 +113,7 @@ pub(super) async fn read_snapshot(engine: &Engine, name: &str) -> Result<KnownRo
     }
 }
 
-/// Whoever deletes the snapshot later meets the pin.
+/// Checks that the snapshot still stands; a later deletion finds the pin.
 async fn check_unmoved(engine: &Engine, snapshot: &KnownRoot) -> Result<(), OpenError> {
     if canary::active!("restore_never_looks_again") {
         return Ok(());
@@ -126,7 +125,7 @@ async fn check_unmoved(engine: &Engine, snapshot: &KnownRoot) -> Result<(), Open
     }
 }
 
-/// The root of a volume that nobody has open, with nothing left in the log here.
+/// Reads the root of a volume that nobody has open and of which this log holds nothing.
 async fn read_closed_root(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoot, OpenError> {
     let head = read_root(engine, volume).await?;
     let tails = local_tails(engine, head.root.volume);
@@ -147,9 +146,9 @@ async fn read_closed_root(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoo
     }
 }
 
-/// The snapshot's content under the volume's own history. The restore has an LSN of its own, and counts as a
-/// fold of everything up to there: what came between the snapshot and now is gone from the deltas, and a root
-/// must never seem to tell the state at an LSN that it has passed in this way.
+/// The snapshot's content under the volume's own history. The restore has an LSN of its own and counts as a fold
+/// of everything up to it: the deltas no longer tell the states between the snapshot and now, and the root must
+/// never seem to tell a state that it has passed in this way.
 fn restored_root(engine: &Engine, head: &Root, snapshot: &Root) -> Result<Root, OpenError> {
     let epoch = match canary::active!("restore_keeps_the_epoch") {
         true => head.epoch,

@@ -1,4 +1,4 @@
-//! What snapshots there are, and what they may be called.
+//! The list of a volume's snapshots, and the rules for names and labels.
 //!
 //! Reads only. The list is of names: the roots of a volume's snapshots stand under one prefix.
 
@@ -26,13 +26,13 @@ pub struct SnapshotInfo {
     pub id: VolumeId,
     /// The volume that it was taken of.
     pub of: Option<VolumeId>,
-    /// The volume's size then, in bytes.
+    /// The volume's size at that point, in bytes.
     pub bytes: u64,
     /// The newest commit in it.
     pub lsn: Lsn,
-    /// When it was taken, milliseconds since 1970.
+    /// When it was taken, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// What it was marked with.
+    /// Its labels.
     pub labels: Labels,
 }
 
@@ -92,8 +92,8 @@ pub(super) fn check_labels(labels: &[(String, String)]) -> Result<(), OpenError>
     Ok(())
 }
 
-/// The snapshots of a volume, the oldest first: by what is in them, since clocks are set and differ. Those of an
-/// earlier volume of the name come first, if its clock was right.
+/// The snapshots of a volume, the oldest first: ordered by content, because clocks differ. Snapshots of an
+/// earlier volume of the same name come first, if the clock was right.
 pub(crate) async fn list_snapshots(
     engine: &Engine,
     volume: &str,

@@ -1,5 +1,5 @@
-//! Children of a volume that is not served here: of what the store has of it, its root and the log of
-//! whoever holds it. Snapshots are such volumes.
+//! Creates children of a volume that is not served here, from what the store has of it: its root and its holder's
+//! log. Snapshots are such volumes.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::read_root;
 use crate::store::upload_state::KnownRoot;
 
-/// Ends when the store has the child.
+/// Creates a child; ends when the store has it.
 pub(super) async fn make_child(
     engine: &Arc<Engine>,
     mut head: KnownRoot,
@@ -30,7 +30,7 @@ pub(super) async fn make_child(
         let found = match with_patience(engine, &name, keys, read).await? {
             Ok(found) => found,
             Err(error) => {
-                // Records go once the root has what they say.
+                // Records are removed once the root has what they say.
                 tracing::warn!(
                     volume = name,
                     ?error,
@@ -66,7 +66,7 @@ pub(super) async fn make_child(
     )))
 }
 
-/// Nothing has the name that a child was to be made of.
+/// The error for a parent that does not exist.
 pub(super) fn no_parent(name: String) -> OpenError {
     match name.contains(SNAPSHOT_SIGN) {
         true => OpenError::NoSuchSnapshot(name),
