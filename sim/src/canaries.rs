@@ -146,6 +146,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "restore_keeps_what_was_there_too_early",
     "restore_keeps_the_epoch",
     "restore_never_looks_again",
+    "diff_reads_what_is_shared",
+    "diff_forgets_deltas",
     "points_wait_for_ever",
     "points_without_number",
     "points_starve_folds",

@@ -127,6 +127,8 @@ failure_codes! {
         "Start one with `firn serve`, or name another with --api.";
     SnapshotExists, "snapshot-exists", 409, FAILED, "A snapshot of this name exists",
         "Choose another name.";
+    StateGone, "state-gone", 409, FAILED, "A volume has gone on since a list of it was begun",
+        "Begin again, or take a snapshot and ask about that.";
     StoreDenied, "store-denied", 502, FAILED, "The store refuses access",
         "Check the credentials, or the permissions of the directory.";
     StoreFailed, "store-failed", 503, FAILED, "A request to the store failed",
@@ -342,6 +344,7 @@ impl From<volume::OpenError> for Failure {
             E::RootMissing(_) => FailureCode::RootMissing,
             E::StoreWentBack { .. } => FailureCode::StoreWentBack,
             E::BaseGone { .. } => FailureCode::BaseGone,
+            E::StateGone(_) => FailureCode::StateGone,
             E::HoldEnded(_) => FailureCode::HoldEnded,
             E::HostStopped(Stop::Cloned(_)) => FailureCode::HostCloned,
             E::HostStopped(Stop::Retired(_)) => FailureCode::HostRetired,

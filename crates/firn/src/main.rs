@@ -87,6 +87,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Sync { which, patience } => cli::sync(&cli.api, cli.json, &which.name, patience),
         Command::Snapshot(command) => cli::snapshot(&cli.api, cli.json, &command),
         Command::Fork(args) => cli::fork(&cli.api, cli.json, &args),
+        Command::Diff(args) => cli::diff(&cli.api, cli.json, &args),
         Command::Import(args) => cli::import(&cli.api, cli.json, &args),
         Command::Export(args) => cli::export(&cli.api, cli.json, &args),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),

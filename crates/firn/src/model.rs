@@ -3,12 +3,16 @@
 //! Field names are part of the API: `api/openapi.json` describes them, and a test compares the two.
 //! Sizes are in bytes, ages in seconds.
 
+mod diff;
+
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::access::Role;
+
+pub(crate) use diff::{Diff, DiffKind, DiffRange, DiffSide};
 
 /// A volume as the store describes it and, if this server has it open, its present state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Server, World, eventually};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
@@ -249,6 +249,10 @@ fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
         ("fork demo other", "a volume named other exists already"),
         ("fork demo@two new", "see `firn snapshot list demo`"),
         ("fork dmeo new", "did you mean demo?"),
+        ("diff demo@one other", "share no history"),
+        ("diff demo@two demo", "see `firn snapshot list demo`"),
+        ("diff demo@one dmeo", "did you mean demo?"),
+        ("diff dmeo@one demo", "did you mean demo?"),
     ] {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         let found = world.fails(&server, &arguments);
@@ -321,4 +325,66 @@ fn a_snapshot_that_is_attached_is_read_as_it_was_by_any_host_and_is_back_after_a
     world.done(&other, &["detach", "--force", "demo@one"]);
     let said = world.fails(&other, &attach);
     assert!(said.contains("no snapshot named demo@one"), "{said}");
+}
+
+/// The ranges of `firn diff --json`.
+fn differences(world: &World, server: &Server, from: &str, to: &str) -> Value {
+    let said = world.done(server, &["diff", from, to, "--json"]);
+    serde_json::from_str(&said).unwrap()
+}
+
+#[test]
+fn a_diff_lists_what_was_written_between_two_states_and_on_another_host_what_the_store_has() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    let mut client = server.connect("demo");
+    client.write(0, &content(1)).unwrap();
+    client.write(1 << 20, &content(1)).unwrap();
+    world.done(&server, &["snapshot", "create", "demo@one"]);
+    client.write(4096, &content(2)).unwrap();
+    client.trim(1 << 20, 4096).unwrap();
+    world.done(&server, &["snapshot", "create", "demo@two"]);
+    client.write(2 << 20, &content(3)).unwrap();
+    let found = differences(&world, &server, "demo@one", "demo@two");
+    let expected = json!([
+        {"offset": 4096, "bytes": 4096, "kind": "data"},
+        {"offset": 1 << 20, "bytes": 4096, "kind": "zero"},
+    ]);
+    assert_eq!(found["ranges"], expected);
+    assert_eq!(
+        (&found["data_bytes"], &found["zero_bytes"]),
+        (&json!(4096), &json!(4096))
+    );
+    assert_eq!(found["from"]["name"], "demo@one");
+    let output = world.ask(&server, &["diff", "demo@one", "demo@two"]);
+    let rows = String::from_utf8(output.stdout.clone()).unwrap();
+    let rows: Vec<Vec<&str>> = rows
+        .lines()
+        .map(|row| row.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[0], ["OFFSET", "BYTES", "KIND"]);
+    assert_eq!(rows[2], ["1048576", "4096", "zero"]);
+    let said = common::message(&output);
+    assert!(said.contains("2 ranges"), "{said}");
+    // What was not uploaded is not the store's.
+    let since = |server: &Server| differences(&world, server, "demo@two", "demo")["ranges"].clone();
+    assert_eq!(since(&server), json!([]));
+    world.done(&server, &["sync", "demo"]);
+    let expected = json!([{"offset": 2 << 20, "bytes": 4096, "kind": "data"}]);
+    assert_eq!(since(&server), expected);
+    let other = world.serve("other", &[]);
+    assert_eq!(since(&other), expected);
+    // A page at a time.
+    let path = "/v1/volumes/demo%40two/diff?from=demo%40one&limit=1";
+    let (status, text) = other.get(path);
+    assert_eq!(status, 200, "{text}");
+    let part: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(part["ranges"].as_array().unwrap().len(), 1);
+    let next = part["next"].as_str().unwrap();
+    let (_, text) = other.get(&format!("{path}&after={next}"));
+    let part: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(part["ranges"][0]["offset"], 1 << 20);
+    assert_eq!(part.get("next"), None);
+    let (status, text) = other.get(&format!("{path}&after=nonsense"));
+    assert_eq!(status, 400, "{text}");
 }

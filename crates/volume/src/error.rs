@@ -74,6 +74,8 @@ pub enum OpenError {
         /// What became of it.
         why: String,
     },
+    /// What a volume was when a list of it was begun cannot be told any more.
+    StateGone(String),
     /// Another history than the one that this host's device of the volume has shown.
     HoldEnded(String),
     /// The volume is open here.
@@ -100,6 +102,30 @@ impl OpenError {
                 | OpenError::StoreWentBack { .. }
                 | OpenError::HostStopped(_)
         )
+    }
+
+    /// What a name stands for, or does not.
+    fn fmt_named(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::NoSuchVolume(name) => {
+                write!(f, "no volume named {name}: see `firn volume list`")
+            }
+            OpenError::NoSuchSnapshot(name) => write!(
+                f,
+                "no snapshot named {name}: see `firn snapshot list {}`",
+                name.split('@').next().unwrap_or_default()
+            ),
+            OpenError::Exists(name) if name.contains('@') => {
+                write!(f, "a snapshot named {name} exists already")
+            }
+            OpenError::Exists(name) => write!(f, "a volume named {name} exists already"),
+            OpenError::StateGone(name) => write!(
+                f,
+                "{name} has gone on since this list was begun, and what it was then cannot be told any more: \
+                 begin again, or take a snapshot and ask about that"
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// What another host, or somebody at the store, did to a volume that this host had.
@@ -175,18 +201,10 @@ impl fmt::Display for OpenError {
             ),
             OpenError::Disk(why) | OpenError::Store(why) => f.write_str(why),
             OpenError::HostStopped(stop) => stop.fmt(f),
-            OpenError::NoSuchVolume(name) => {
-                write!(f, "no volume named {name}: see `firn volume list`")
-            }
-            OpenError::NoSuchSnapshot(name) => write!(
-                f,
-                "no snapshot named {name}: see `firn snapshot list {}`",
-                name.split('@').next().unwrap_or_default()
-            ),
-            OpenError::Exists(name) if name.contains('@') => {
-                write!(f, "a snapshot named {name} exists already")
-            }
-            OpenError::Exists(name) => write!(f, "a volume named {name} exists already"),
+            OpenError::NoSuchVolume(_)
+            | OpenError::NoSuchSnapshot(_)
+            | OpenError::Exists(_)
+            | OpenError::StateGone(_) => self.fmt_named(f),
             OpenError::Held {
                 volume,
                 owner,

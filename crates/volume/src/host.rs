@@ -33,6 +33,7 @@ use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::collector;
 use crate::store::collector_state::CollectorReport;
+use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::forget;
@@ -283,6 +284,24 @@ impl Host {
     pub fn restore_volume(&self, name: &str, kept: &str) -> Answer<Result<VolumeInfo, OpenError>> {
         let (name, kept) = (name.to_owned(), kept.to_owned());
         self.control(move |engine| async move { restore(&engine, &name, &kept).await })
+    }
+
+    /// What differs from `from` to `to`, two volumes or snapshots that share history, by their indexes alone: at most
+    /// so many ranges, from `place` on. A volume is told as the store has it.
+    pub fn diff(
+        &self,
+        from: &str,
+        to: &str,
+        place: Option<DiffPlace>,
+        ranges_max: usize,
+    ) -> Answer<Result<DiffPart, OpenError>> {
+        let request = DiffRequest {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            place,
+            ranges_max: ranges_max.max(1),
+        };
+        self.control(move |engine| async move { diff::diff(&engine, &request).await })
     }
 
     /// Tails that are not served: kept for rescue, or of volumes that are not open yet.

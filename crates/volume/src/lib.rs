@@ -86,6 +86,7 @@ pub use recover::report::{RecoveryReport, StaleRing, TailReport};
 pub use request::watermark::{Watermark, Watermarks};
 pub use request::{ReadPlan, SyncWait, Volume, WritePlan};
 pub use store::collector_state::CollectorReport;
+pub use store::diff::{ChangedRange, DiffPart, DiffPlace, DiffSide};
 pub use store::flow::fork_tail::ForkedTail;
 pub use store::forks::Fork;
 pub use store::forks::snapshot_list::{SnapshotInfo, check_snapshot_name};

@@ -1,20 +1,21 @@
-//! Points in time over HTTP: `/v1/volumes/{name}/snapshots…` and `/v1/volumes/{name}/fork`.
+//! Points in time over HTTP: `/v1/volumes/{name}/snapshots…`, `/v1/volumes/{name}/fork` and what differs between two.
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use serde::Deserialize;
 
 use super::audit::AuditNote;
 use super::completion::run_to_completion;
 use super::json_body::parse;
 use crate::control_plane::ControlPlane;
 use crate::failure::Result;
-use crate::model::{CreateSnapshot, ForkVolume, Restored, SnapshotList};
+use crate::model::{CreateSnapshot, Diff, ForkVolume, Restored, SnapshotList};
 
 type Shared = State<Arc<ControlPlane>>;
 
@@ -30,6 +31,7 @@ pub(super) fn routes() -> Router<Arc<ControlPlane>> {
             post(restore),
         )
         .route("/v1/volumes/{name}/fork", post(fork))
+        .route("/v1/volumes/{name}/diff", get(diff))
 }
 
 async fn list(
@@ -82,4 +84,23 @@ async fn fork(
     let forked = async move { control.fork_volume(&name, request).await };
     let forked = run_to_completion(forked).await?;
     Ok((StatusCode::CREATED, axum::Json(forked)).into_response())
+}
+
+/// What of a diff is asked for.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DiffQuery {
+    from: String,
+    after: Option<String>,
+    limit: Option<usize>,
+}
+
+async fn diff(
+    State(control): Shared,
+    Path(name): Path<String>,
+    Query(query): Query<DiffQuery>,
+) -> Result<axum::Json<Diff>> {
+    let DiffQuery { from, after, limit } = query;
+    let found = control.diff(&from, &name, after.as_deref(), limit).await;
+    found.map(axum::Json)
 }

@@ -7,6 +7,7 @@ pub(crate) mod args;
 mod check;
 mod client;
 mod config;
+mod diff;
 mod doctor;
 mod fork;
 mod gc;
@@ -36,6 +37,7 @@ use crate::units::ApproximateSize;
 
 pub(crate) use check::check;
 pub(crate) use config::config;
+pub(crate) use diff::diff;
 pub(crate) use doctor::doctor;
 pub(crate) use fork::fork;
 pub(crate) use gc::gc;

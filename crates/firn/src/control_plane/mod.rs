@@ -8,6 +8,7 @@
 
 mod activity;
 mod attach;
+mod diff;
 mod gc;
 pub(crate) mod give_back;
 mod health;

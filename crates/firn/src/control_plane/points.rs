@@ -147,7 +147,7 @@ impl ControlPlane {
     }
 
     /// Where there is no such snapshot there may be no such volume, which helps more.
-    async fn failure_of_point(&self, volume: &str, error: volume::OpenError) -> Failure {
+    pub(super) async fn failure_of_point(&self, volume: &str, error: volume::OpenError) -> Failure {
         if let volume::OpenError::NoSuchSnapshot(_) = error
             && let Err(missing @ volume::OpenError::NoSuchVolume(_)) =
                 self.host.show_volume(volume).await

@@ -103,6 +103,11 @@ impl Client {
         Ok(data)
     }
 
+    pub fn trim(&mut self, offset: u64, len: u32) -> Answer<()> {
+        let code = self.request(4, offset, len, &[]).unwrap();
+        Client::answer(code)
+    }
+
     pub fn flush(&mut self) -> Answer<()> {
         Self::answer(self.request(3, 0, 0, &[]).unwrap())
     }

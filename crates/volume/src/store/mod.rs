@@ -8,7 +8,7 @@
 //! volume's root, one at a time by [`turn`]; [`fetch`] brings chunks and [`index_blocks`] pages and nodes
 //! into memory, for the waiters in [`fetch_table`]; [`read_ahead`] fetches what sequential readers, which
 //! [`streams`] knows, will ask for next, and what was read first after the opening before ([`boot_set`]);
-//! [`forks`] makes snapshots of volumes and volumes of them; [`forget`] takes a person's word that one is gone;
+//! [`forks`] makes snapshots of volumes and volumes of them, and [`diff`] says what differs between them; [`forget`] takes a person's word that one is gone;
 //! [`objects`] makes the single requests of them all, and [`session_table`] knows who wrote the objects.
 
 pub(crate) mod boot_set;
@@ -16,6 +16,7 @@ mod cadence;
 pub(crate) mod catalog;
 pub(crate) mod collector;
 pub(crate) mod collector_state;
+pub(crate) mod diff;
 pub(crate) mod endings;
 pub(crate) mod fetch;
 pub(crate) mod fetch_table;

@@ -5,6 +5,7 @@
 
 mod attach;
 mod check;
+mod diff;
 mod gc;
 mod inspect;
 mod points;
@@ -21,6 +22,7 @@ use clap_complete::Shell;
 
 pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem};
 pub(crate) use check::CheckArgs;
+pub(crate) use diff::DiffArgs;
 pub(crate) use gc::{GcArgs, GcInterval};
 pub(crate) use inspect::{ConfigArgs, ConfigCommand, DoctorArgs, SupportArgs, TopArgs};
 pub(crate) use points::{ForkArgs, SnapshotCommand};
@@ -125,6 +127,16 @@ pub(crate) enum Command {
         firn fork demo@before branch       demo as it was\n  \
         firn attach branch")]
     Fork(ForkArgs),
+    /// List the bytes in which two volumes or snapshots differ, from their indexes alone: no content is read.
+    #[command(after_help = "Examples:\n  \
+        firn diff demo@monday demo@tuesday       what was written on a day\n  \
+        firn diff demo@tuesday demo              and since; what is not uploaded yet is not listed: firn sync demo\n  \
+        firn diff demo branch --json             a fork against its parent\n\n\
+        They must share history: one is a snapshot or fork of the other, or both are of a third. Others share no \
+        stored bytes, so the index cannot tell what is equal: they are refused; export both and use cmp.\n\n\
+        Every byte that differs is listed, within the size of the second. Bytes that were written again are listed \
+        also where they are equal. KIND is zero where the second reads as zeroes and takes no space, else data.")]
+    Diff(DiffArgs),
     /// Make a volume of an image: a file, a disk, or standard input. Returns when the store has it.
     #[command(after_help = "Examples:\n  \
         firn import disk.img demo                       the volume demo, as large as the image\n  \

@@ -1,0 +1,15 @@
+//! `firn diff`.
+
+use clap::Args;
+
+use super::points::parent_name;
+
+#[derive(Debug, Args)]
+pub(crate) struct DiffArgs {
+    /// What was before.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
+    pub(crate) from: String,
+    /// What is now: a snapshot or fork of the first, the volume itself, or another child of the same parent.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
+    pub(crate) to: String,
+}

@@ -1,0 +1,124 @@
+//! `firn diff`: prints where one volume or snapshot differs from another, part by part, so that a list of any length
+//! takes no more memory than a short one.
+
+use serde_json::json;
+
+use super::args::{ApiArgs, DiffArgs};
+use super::client::{Client, volume_path};
+use super::{output, similar_name};
+use crate::failure::{FailureCode, Result};
+use crate::model::{Diff, DiffKind, DiffRange, DiffSide};
+use crate::units::About;
+
+pub(crate) fn diff(api: &ApiArgs, json: bool, args: &DiffArgs) -> Result<()> {
+    let client = Client::new(api)?;
+    let mut totals = Totals::default();
+    let mut is_first = true;
+    let bar = output::spinner();
+    let (from, to) = each_part(&client, &args.from, &args.to, |part| {
+        bar.set_message(format!("{} compared", About(end_of(&part.ranges))));
+        let mut text = String::new();
+        if is_first {
+            text.push_str(&heading(json, &part.from, &part.to));
+        }
+        for range in &part.ranges {
+            totals.add(range);
+            text.push_str(&row(json, range, totals.ranges == 1));
+        }
+        is_first = false;
+        bar.suspend(|| output::raw(text.as_bytes()))
+    })?;
+    bar.finish_and_clear();
+    if json {
+        return output::line(&format!(
+            "\n  ],\n  \"data_bytes\": {},\n  \"zero_bytes\": {}\n}}",
+            totals.data, totals.zeroes
+        ));
+    }
+    eprintln!(
+        "firn: {} to {}: {} ranges, {} of data, {} of zeroes",
+        from.name,
+        to.name,
+        totals.ranges,
+        About(totals.data),
+        About(totals.zeroes)
+    );
+    Ok(())
+}
+
+/// Gives each part to `visit`, in order; what was compared.
+pub(super) fn each_part(
+    client: &Client,
+    from: &str,
+    to: &str,
+    mut visit: impl FnMut(&Diff) -> Result<()>,
+) -> Result<(DiffSide, DiffSide)> {
+    let mut path = format!("{}/diff?from={from}", volume_path(to));
+    let first_path = path.clone();
+    loop {
+        let part: Diff = client.get(&path).map_err(|failure| {
+            let is_missing = failure.code == FailureCode::NoSuchVolume;
+            let volume = |name: &str| name.split('@').next().unwrap_or_default().to_owned();
+            let names = [volume(from), volume(to)];
+            let missing = names.into_iter().find(|name| {
+                is_missing && client.get::<serde_json::Value>(&volume_path(name)).is_err()
+            });
+            match missing {
+                Some(name) => similar_name::suggest(client, &name, failure),
+                None => failure,
+            }
+        })?;
+        visit(&part)?;
+        match &part.next {
+            Some(next) => path = format!("{first_path}&after={next}"),
+            None => return Ok((part.from, part.to)),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Totals {
+    ranges: u64,
+    data: u64,
+    zeroes: u64,
+}
+
+impl Totals {
+    fn add(&mut self, range: &DiffRange) {
+        self.ranges += 1;
+        match range.kind {
+            DiffKind::Data => self.data += range.bytes,
+            DiffKind::Zero => self.zeroes += range.bytes,
+        }
+    }
+}
+
+fn end_of(ranges: &[DiffRange]) -> u64 {
+    ranges.last().map_or(0, |range| range.offset + range.bytes)
+}
+
+fn heading(json: bool, from: &DiffSide, to: &DiffSide) -> String {
+    match json {
+        true => format!(
+            "{{\n  \"from\": {},\n  \"to\": {},\n  \"ranges\": [",
+            json!(from),
+            json!(to)
+        ),
+        false => format!("{:>16}  {:>14}  KIND\n", "OFFSET", "BYTES"),
+    }
+}
+
+fn row(json: bool, range: &DiffRange, is_first: bool) -> String {
+    match json {
+        true => {
+            let comma = if is_first { "" } else { "," };
+            format!("{comma}\n    {}", json!(range))
+        }
+        false => format!(
+            "{:>16}  {:>14}  {}\n",
+            range.offset,
+            range.bytes,
+            range.kind.as_str()
+        ),
+    }
+}

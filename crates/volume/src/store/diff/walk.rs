@@ -1,0 +1,281 @@
+//! From the nodes of both sides of a diff to the pages that are to be compared, in the order of the volume.
+//!
+//! What both sides name in common is passed over without being read. It ends when it has as many ranges as were
+//! asked for.
+
+use std::sync::Arc;
+
+use crate::driver::ComputeKind;
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::jobs::join_all;
+use crate::map::index::NODE_SECTORS;
+use crate::object::node::Node;
+use crate::object::page::{BlockRef, PAGE_SECTORS, Page, ROW_BYTES};
+use crate::store::diff::compare::{
+    ChangedSpan, compare, deltas_differ, needs_base, page_runs, push,
+};
+use crate::store::diff::side::{BlockRead, Side};
+use crate::store::index_blocks::LOADS_AT_ONCE;
+use crate::units::Span;
+
+/// What a walk came to.
+pub(super) enum Found {
+    /// What differs, and where the next part begins.
+    Changed {
+        changed: Vec<ChangedSpan>,
+        next: Option<u64>,
+    },
+    /// Something that is named is not to be had.
+    Unreadable(OpenError),
+}
+
+/// A page of which the sides may hold different things, and where its base is if that can be seen.
+#[derive(Clone, Copy)]
+struct PagePlan {
+    number: u64,
+    from: Option<BlockRef>,
+    to: Option<BlockRef>,
+}
+
+/// Pages of both sides, with what there is to compare of each.
+type LoadedPage = (Span, Option<Arc<Page>>, Option<Arc<Page>>);
+
+/// Why a walk ends before its end.
+enum Stop {
+    Unreadable(OpenError),
+    Failed(OpenError),
+}
+
+impl From<OpenError> for Stop {
+    fn from(error: OpenError) -> Stop {
+        Stop::Failed(error)
+    }
+}
+
+pub(super) struct Walk<'a> {
+    engine: &'a Engine,
+    from: &'a Side,
+    to: &'a Side,
+    at: u64,
+    ranges_max: usize,
+    changed: Vec<ChangedSpan>,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        engine: &'a Engine,
+        from: &'a Side,
+        to: &'a Side,
+        begin: u64,
+        ranges_max: usize,
+    ) -> Walk<'a> {
+        Walk {
+            engine,
+            from,
+            to,
+            at: begin,
+            ranges_max,
+            changed: Vec::new(),
+        }
+    }
+
+    pub(super) async fn run(mut self) -> Result<Found, OpenError> {
+        let end = self.to.sectors();
+        while self.at < end && self.changed.len() <= self.ranges_max {
+            let number = self.at / NODE_SECTORS;
+            let node = Span::new(number * NODE_SECTORS, NODE_SECTORS);
+            let span = Span {
+                start: self.at,
+                end: node.end.min(end),
+            };
+            match self.walk_node(number, span).await {
+                Ok(()) => {}
+                Err(Stop::Unreadable(error)) => return Ok(Found::Unreadable(error)),
+                Err(Stop::Failed(error)) => return Err(error),
+            }
+        }
+        let mut next = (self.at < end).then_some(self.at);
+        if let Some(beyond) = self.changed.get(self.ranges_max) {
+            next = Some(beyond.span.start);
+            self.changed.truncate(self.ranges_max);
+        }
+        Ok(Found::Changed {
+            changed: self.changed,
+            next,
+        })
+    }
+
+    async fn walk_node(&mut self, number: u64, span: Span) -> Result<(), Stop> {
+        let (from, to) = (self.from.nodes.get(&number), self.to.nodes.get(&number));
+        let has_deltas = !self.from.layers.is_empty() || !self.to.layers.is_empty();
+        let is_same = from == to && !canary::active!("diff_reads_what_is_shared");
+        let has_deltas = has_deltas && !canary::active!("diff_forgets_deltas");
+        if is_same && (!has_deltas || !self.deltas_differ(span).await?) {
+            self.at = span.end;
+            return Ok(());
+        }
+        let (from, to) = (
+            self.load_node(self.from, number, from.copied()).await?,
+            self.load_node(self.to, number, to.copied()).await?,
+        );
+        let plans = self.plan_pages(span, from, to).await?;
+        for plans in plans.chunks(LOADS_AT_ONCE) {
+            self.walk_pages(span, plans).await?;
+            if self.changed.len() > self.ranges_max {
+                return Ok(());
+            }
+        }
+        self.at = span.end;
+        Ok(())
+    }
+
+    async fn deltas_differ(&self, span: Span) -> Result<bool, OpenError> {
+        let (from, to) = (self.from.layers.clone(), self.to.layers.clone());
+        let work = move || deltas_differ(&from, &to, span);
+        let port = &self.engine.port;
+        Ok(port
+            .compute(ComputeKind::Merge, self.delta_bytes(), work)
+            .await?)
+    }
+
+    /// About what a look through the deltas reads.
+    fn delta_bytes(&self) -> u64 {
+        let layers = self.from.layers.iter().chain(&self.to.layers);
+        layers.map(|layer| layer.len() as u64).sum::<u64>() * ROW_BYTES as u64
+    }
+
+    async fn load_node(
+        &self,
+        side: &Side,
+        number: u64,
+        block: Option<BlockRef>,
+    ) -> Result<Option<Arc<Node>>, Stop> {
+        let Some(block) = block else {
+            return Ok(None);
+        };
+        let read = side.read_node(self.engine, number, block).await?;
+        read.map(Some).map_err(|why| unreadable(side, &why))
+    }
+
+    async fn plan_pages(
+        &self,
+        span: Span,
+        from: Option<Arc<Node>>,
+        to: Option<Arc<Node>>,
+    ) -> Result<Vec<PagePlan>, OpenError> {
+        let (older, newer) = (self.from.layers.clone(), self.to.layers.clone());
+        let plan = move || {
+            let page_of = |node: &Option<Arc<Node>>, number| {
+                let found = node.as_ref().and_then(|node| node.page_from(number));
+                found.filter(|(found, _)| *found == number)
+            };
+            let numbers = span.start / PAGE_SECTORS..=(span.end - 1) / PAGE_SECTORS;
+            let plan = |number| {
+                let page = page_span(number).intersect(span);
+                let (from, to) = (page_of(&from, number), page_of(&to, number));
+                let is_same = from == to && !canary::active!("diff_reads_what_is_shared");
+                if is_same && !deltas_differ(&older, &newer, page) {
+                    return None;
+                }
+                let seen = |layers, block: Option<(u64, BlockRef)>| {
+                    let block = block.map(|(_, block)| block);
+                    block.filter(|_| needs_base(layers, page))
+                };
+                Some(PagePlan {
+                    number,
+                    from: seen(&older, from),
+                    to: seen(&newer, to),
+                })
+            };
+            numbers.filter_map(plan).collect()
+        };
+        let port = &self.engine.port;
+        Ok(port
+            .compute(ComputeKind::Merge, self.delta_bytes(), plan)
+            .await?)
+    }
+
+    /// Compares a few pages, which are read side by side.
+    async fn walk_pages(&mut self, span: Span, plans: &[PagePlan]) -> Result<(), Stop> {
+        let wanted = plans.iter().flat_map(|plan| {
+            let of = |side: &'a Side, block: Option<BlockRef>| {
+                block.map(|block| (side, plan.number, block))
+            };
+            [of(self.from, plan.from), of(self.to, plan.to)]
+        });
+        let wanted: Vec<Option<(&Side, u64, BlockRef)>> = wanted.collect();
+        let reads = wanted.iter().flatten().map(|(side, number, block)| {
+            let engine = self.engine;
+            Box::pin(side.read_page(engine, *number, *block))
+        });
+        let mut reads = join_all(reads.collect()).await.into_iter();
+        let mut pages: Vec<Option<Arc<Page>>> = Vec::new();
+        for wanted in &wanted {
+            pages.push(match wanted {
+                None => None,
+                Some((side, ..)) => {
+                    let read: BlockRead<Page> = reads.next().unwrap_or_else(|| {
+                        Err(OpenError::Internal("a page was not read".to_owned()))
+                    })?;
+                    Some(read.map_err(|why| unreadable(side, &why))?)
+                }
+            });
+        }
+        let loaded = plans.iter().zip(pages.chunks_exact(2));
+        let loaded: Vec<LoadedPage> = loaded
+            .map(|(plan, pages)| {
+                let span = page_span(plan.number).intersect(span);
+                (span, pages[0].clone(), pages[1].clone())
+            })
+            .collect();
+        self.compare_pages(loaded).await
+    }
+
+    async fn compare_pages(&mut self, loaded: Vec<LoadedPage>) -> Result<(), Stop> {
+        let Some(end) = loaded.last().map(|(span, ..)| span.end) else {
+            return Ok(());
+        };
+        let (older, newer) = (self.from.layers.clone(), self.to.layers.clone());
+        let rows = loaded.iter().flat_map(|(_, from, to)| [from, to]);
+        let bytes: u64 = rows.flatten().map(|page| page.memory_bytes()).sum();
+        let work = move || {
+            let mut changed = Vec::new();
+            for (span, from, to) in loaded {
+                let before = page_runs(&older, from.as_deref(), span);
+                let after = page_runs(&newer, to.as_deref(), span);
+                compare(&before, &after, &mut changed)?;
+            }
+            Ok(changed)
+        };
+        let port = &self.engine.port;
+        let compared: Result<Vec<ChangedSpan>, Span> = port
+            .compute(ComputeKind::Merge, bytes, work)
+            .await
+            .map_err(OpenError::from)?;
+        let changed = compared.map_err(|span| {
+            let why = format!(
+                "a pack that has bytes {} to {} cannot be read",
+                span.start * blkmq::io::SECTOR_BYTES,
+                span.end * blkmq::io::SECTOR_BYTES
+            );
+            unreadable(self.to, &why)
+        })?;
+        for ChangedSpan { span, is_zeroed } in changed {
+            push(&mut self.changed, span, is_zeroed);
+        }
+        self.at = end;
+        Ok(())
+    }
+}
+
+fn page_span(number: u64) -> Span {
+    Span::new(number * PAGE_SECTORS, PAGE_SECTORS)
+}
+
+fn unreadable(side: &Side, why: &str) -> Stop {
+    let name = side.name();
+    Stop::Unreadable(OpenError::Corrupt(format!(
+        "what differs in {name} cannot be told: {why}; `firn check {name}` says what is damaged"
+    )))
+}
