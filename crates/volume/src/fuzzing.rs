@@ -10,6 +10,7 @@ use crate::hostlog::names::{Digest, Position, SessionName};
 use crate::hostlog::record::{
     Content, NamedObject, Record as HostRecord, RecordPack, RecordSlice, Slices, TableRow,
 };
+use crate::increment::{self, IncrementBlock, IncrementHeader, IncrementWriter, Point};
 use crate::log::entry::Entry;
 use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record};
 use crate::log::layout::{SegmentHeader, Superblock};
@@ -251,6 +252,12 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         seeds.push(("host_log", object[16..object.len() - 8].to_vec()));
         seeds.push(("host_log", object));
     }
+    let (beginning, all) = increment_model();
+    // Blocks as the fuzzer makes them: without their checksums.
+    let zeroes = [&[3, 0, 0, 0, 0, 0, 0, 0][..], &[0; 9], &[2], &[0; 6]].concat();
+    seeds.push(("increment", all));
+    seeds.push(("increment", beginning));
+    seeds.push(("increment", zeroes));
     seeds
 }
 
@@ -262,6 +269,59 @@ fn session_name() -> SessionName {
             random: 5,
         },
     }
+}
+
+/// An increment: as it is, and as the blocks of one whose checksums are right.
+pub fn increment(input: &[u8]) {
+    let check = |bytes: &[u8]| {
+        let Ok((header, blocks)) = increment::read_all(bytes) else {
+            return;
+        };
+        let mut end = 0;
+        for block in blocks {
+            let (offset, bytes) = match block {
+                IncrementBlock::Content { offset, data } => (offset, data.len() as u64),
+                IncrementBlock::Zeroes { offset, bytes } => (offset, bytes),
+                IncrementBlock::End => panic!("it is not given"),
+            };
+            assert!(offset >= end && bytes > 0);
+            end = offset + bytes;
+        }
+        assert!(end <= header.point.bytes);
+    };
+    check(input);
+    let (mut bytes, mut rest) = (increment_model().0, input);
+    for number in 0.. {
+        let Some((head, behind)) = rest.split_at_checked(24) else {
+            break;
+        };
+        let stored = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        let (stored, behind) = behind.split_at(stored.min(behind.len()));
+        bytes.extend(increment::block_of(VOLUME, number, head, stored));
+        rest = behind;
+    }
+    check(&bytes);
+}
+
+/// The beginning of an increment, and all of it.
+fn increment_model() -> (Vec<u8>, Vec<u8>) {
+    let point = |name: &str| Point {
+        id: VOLUME,
+        name: name.into(),
+        bytes: 1 << 20,
+    };
+    let header = IncrementHeader {
+        point: point("demo@b"),
+        block: 512,
+        taken_unix_ms: 7,
+        base: Some(point("demo@a")),
+    };
+    let (mut writer, beginning) = IncrementWriter::new(&header);
+    let mut all = beginning.clone();
+    all.extend(writer.content(0, &[7; 1024]));
+    all.extend(writer.zeroes(4096, 512));
+    all.extend(writer.finish());
+    (beginning, all)
 }
 
 /// One object of each kind.

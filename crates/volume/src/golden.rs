@@ -6,6 +6,7 @@
 //! one that is changed must not decode to the same.
 
 mod hostlog;
+mod increment;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -8,7 +8,7 @@ use super::client::{Client, volume_path};
 use super::{output, similar_name};
 use crate::failure::{FailureCode, Result};
 use crate::model::{Diff, DiffKind, DiffRange, DiffSide};
-use crate::units::About;
+use crate::units::ApproximateSize;
 
 pub(crate) fn diff(api: &ApiArgs, json: bool, args: &DiffArgs) -> Result<()> {
     let client = Client::new(api)?;
@@ -16,7 +16,10 @@ pub(crate) fn diff(api: &ApiArgs, json: bool, args: &DiffArgs) -> Result<()> {
     let mut is_first = true;
     let bar = output::spinner();
     let (from, to) = each_part(&client, &args.from, &args.to, |part| {
-        bar.set_message(format!("{} compared", About(end_of(&part.ranges))));
+        bar.set_message(format!(
+            "{} compared",
+            ApproximateSize(end_of(&part.ranges))
+        ));
         let mut text = String::new();
         if is_first {
             text.push_str(&heading(json, &part.from, &part.to));
@@ -40,8 +43,8 @@ pub(crate) fn diff(api: &ApiArgs, json: bool, args: &DiffArgs) -> Result<()> {
         from.name,
         to.name,
         totals.ranges,
-        About(totals.data),
-        About(totals.zeroes)
+        ApproximateSize(totals.data),
+        ApproximateSize(totals.zeroes)
     );
     Ok(())
 }

@@ -142,15 +142,24 @@ pub(crate) enum Command {
         firn import disk.img demo                       the volume demo, as large as the image\n  \
         firn import disk.qcow2 demo --format qcow2      by qemu-img\n  \
         zstd -dc disk.img.zst | firn import - demo --size 20GiB\n  \
-        firn import disk.img demo --overwrite           replaces all that demo holds\n\n\
-        Holes and zeroes of the image take no space. A volume that the command made is deleted again if it fails.")]
+        firn import disk.img demo --overwrite           replaces all that demo holds\n  \
+        firn import monday.inc copy                     of `firn export demo@monday --format increment`\n  \
+        firn import tuesday.inc --onto copy             of `firn export demo@tuesday --since @monday`\n\n\
+        Holes and zeroes of the image take no space. A volume that the command made is deleted again if it fails.\n\n\
+        An increment takes a snapshot, too: after the last line copy is what demo@tuesday is, and so is copy@tuesday, which the next \
+        increment is laid over. A file is verified as a whole before anything is touched; what comes through a pipe is \
+        verified block by block, and if it turns out to be damaged or cut short, the volume is set back to the snapshot \
+        that it was at. After kill -9 the volume is between the two: set it back with `firn snapshot restore`.")]
     Import(ImportArgs),
     /// Make an image of a volume or a snapshot: a file, or standard output. It is the volume at one moment, also
     /// while it is written to.
     #[command(after_help = "Examples:\n  \
         firn export demo disk.img                       a sparse file\n  \
         firn export demo@before disk.qcow2 --format qcow2\n  \
-        firn export demo - | zstd > disk.img.zst\n\n\
+        firn export demo - | zstd > disk.img.zst\n  \
+        firn export demo@monday monday.inc --format increment     all of it, to begin a chain\n  \
+        firn export demo@tuesday tuesday.inc --since @monday      what was written on a day\n  \
+        firn export demo@tuesday - --since @monday | ssh there firn import - --onto copy\n\n\
         It reads a fork, demo-export-NUMBER, and deletes it at the end. After kill -9 the fork is there yet: delete it \
         with `firn volume delete`.")]
     Export(ExportArgs),

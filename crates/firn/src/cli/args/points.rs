@@ -48,7 +48,7 @@ pub(crate) struct ForkArgs {
     pub(crate) name: String,
 }
 
-fn snapshot_name(text: &str) -> Result<String, String> {
+pub(super) fn snapshot_name(text: &str) -> Result<String, String> {
     let checked = volume::check_snapshot_name(text);
     checked.map_err(|error| error.to_string())?;
     Ok(text.to_owned())

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::points::volume_or_snapshot_name;
+use super::points::{snapshot_name, volume_or_snapshot_name};
 use super::volume::{volume_name, volume_size};
 use crate::units::Size;
 
@@ -15,6 +15,8 @@ pub(crate) enum ImageFormat {
     Raw,
     /// QEMU's format, by qemu-img.
     Qcow2,
+    /// What a snapshot has, all of it or since another one, with the identity of both and checksums.
+    Increment,
 }
 
 #[derive(Debug, Args)]
@@ -23,17 +25,36 @@ pub(crate) struct ImportArgs {
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Name of the volume. It is made, unless --overwrite says that it is there.
-    #[arg(value_name = "VOLUME", value_parser = volume_name)]
-    pub(crate) volume: String,
+    #[arg(value_name = "VOLUME", value_parser = volume_name, required_unless_present = "onto", conflicts_with = "onto")]
+    pub(crate) volume: Option<String>,
+    /// Lay an increment over this volume, which must be exactly at the point where the increment begins: a snapshot of it is
+    /// that point or a copy of it (the one that is named, if one is), and nothing was written since. Then it is at the
+    /// point to which the increment leads, and has a snapshot of that name.
+    #[arg(
+        long,
+        value_name = "VOLUME[@SNAPSHOT]",
+        value_parser = volume_or_snapshot_name,
+        conflicts_with_all = ["size", "overwrite"]
+    )]
+    pub(crate) onto: Option<String>,
     /// Size of the volume. What is behind the image reads as zeroes. [default: that of the image]
     #[arg(long, value_name = "SIZE", value_parser = volume_size, conflicts_with = "overwrite")]
     pub(crate) size: Option<Size>,
     /// Replace everything that this volume holds.
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// What the image is made of. [default: raw, and an image that begins as qcow2 does is refused]
+    /// What the image is made of. [default: an increment if it is a file that begins so, else raw, and an image that begins as
+    /// qcow2 does is refused]
     #[arg(long, value_enum)]
     pub(crate) format: Option<ImageFormat>,
+}
+
+impl ImportArgs {
+    /// The volume that an image is brought to: the command line names it, or one for --onto.
+    pub(crate) fn volume_name(&self) -> &str {
+        let name = self.volume.as_ref().or(self.onto.as_ref());
+        name.map_or("", String::as_str)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -47,7 +68,20 @@ pub(crate) struct ExportArgs {
     /// Replace the file if it is there, or write onto a block device.
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// What to make.
-    #[arg(long, value_enum, default_value_t = ImageFormat::Raw)]
+    /// What to make. [default: raw, or an increment with --since]
+    #[arg(long, value_enum, default_value_t = ImageFormat::Raw, hide_default_value = true)]
     pub(crate) format: ImageFormat,
+    /// Only what differs from this snapshot: of the same volume, or of one with which it shares history. It makes an
+    /// increment, for `firn import --onto`.
+    #[arg(long, value_name = "[VOLUME]@SNAPSHOT", value_parser = since_name)]
+    pub(crate) since: Option<String>,
+}
+
+/// The snapshot since which something is asked for; without a volume it is of the same one.
+fn since_name(text: &str) -> Result<String, String> {
+    match text.strip_prefix('@') {
+        // Any volume's name will do: it is filled in later.
+        Some(_) => snapshot_name(&format!("v{text}")).map(|_| text.to_owned()),
+        None => snapshot_name(text),
+    }
 }

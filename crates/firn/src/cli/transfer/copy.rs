@@ -144,7 +144,7 @@ pub(super) fn count_data(connection: Connection) -> Result<u64> {
 }
 
 /// Where a volume has data, in order, a chunk at a time.
-struct DataMap {
+pub(super) struct DataMap {
     connection: Connection,
     at: u64,
     bytes: u64,
@@ -152,7 +152,7 @@ struct DataMap {
 }
 
 impl DataMap {
-    fn new(connection: Connection) -> DataMap {
+    pub(super) fn new(connection: Connection) -> DataMap {
         let bytes = connection.facts().bytes;
         DataMap {
             connection,
@@ -162,7 +162,7 @@ impl DataMap {
         }
     }
 
-    fn next(&mut self) -> Result<Option<Range<u64>>> {
+    pub(super) fn next(&mut self) -> Result<Option<Range<u64>>> {
         while self.known.is_empty() && self.at < self.bytes {
             let asked = (self.bytes - self.at).min(STATUS_BYTES);
             for range in self.connection.allocation(self.at, asked as u32)? {

@@ -6,16 +6,14 @@
 use serde_json::json;
 
 use super::super::args::{ApiArgs, ExportArgs, ImageFormat};
-use super::super::client::{Client, volume_path};
-use super::super::{fork, output};
+use super::super::client::Client;
+use super::super::output;
 use super::image::{NewFile, Target};
+use super::source_fork::make_fork;
 use super::undo::Undo;
-use super::{CONNECTIONS, attach, connection, copy, detach, failed, is_standard, progress, qcow2};
+use super::{CONNECTIONS, connection, copy, failed, increment, is_standard, progress, qcow2};
 use crate::failure::{Failure, Result};
 use crate::units::{ApproximateSize, Size};
-
-/// Bytes of a volume's name that the fork's begins with: so that all of it is a name.
-const NAME_BYTES_MAX: usize = 40;
 
 pub(crate) fn export(api: &ApiArgs, json: bool, args: &ExportArgs) -> Result<()> {
     if args.format == ImageFormat::Qcow2 && is_standard(&args.file) {
@@ -24,26 +22,20 @@ pub(crate) fn export(api: &ApiArgs, json: bool, args: &ExportArgs) -> Result<()>
         )
         .into_usage());
     }
-    let client = Client::new(api)?;
-    let undo = Undo::watch()?;
-    let fork = fork::make(&client, &args.volume, &fork_name(&args.volume))?.volume;
-    {
-        let (client, path) = (client.clone(), volume_path(&fork.name));
-        undo.add(move || {
-            if let Err(failure) = client.delete(&path) {
-                eprintln!("firn: the fork that was read stays, delete it: {failure}");
-            }
-        });
+    if args.format == ImageFormat::Qcow2 && args.since.is_some() {
+        return Err(Failure::invalid(
+            "what differs since a snapshot is an increment; leave --format qcow2 out",
+        )
+        .into_usage());
     }
-    let (bytes, name) = (fork.size_bytes, fork.name);
-    let done = attach(&client, &name).and_then(|uris| {
-        let client = client.clone();
-        let fork = name.clone();
-        // Nothing was written to it, so that nothing is lost.
-        undo.add(move || drop(detach(&client, &fork, true)));
-        fetch(args, &uris, bytes, &undo)
-    });
-    let data_bytes = done?;
+    let client = Client::new(api)?;
+    if args.format == ImageFormat::Increment || args.since.is_some() {
+        return increment::make::export(&client, json, args);
+    }
+    let undo = Undo::watch()?;
+    let (fork, uris) = make_fork(&client, &args.volume, &undo)?;
+    let bytes = fork.size_bytes;
+    let data_bytes = fetch(args, &uris, bytes, &undo)?;
     drop(undo);
     if is_standard(&args.file) {
         return Ok(());
@@ -64,18 +56,11 @@ pub(crate) fn export(api: &ApiArgs, json: bool, args: &ExportArgs) -> Result<()>
     ))
 }
 
-/// A name that nobody else has, and that says what it is.
-fn fork_name(volume: &str) -> String {
-    let parent = volume.split('@').next().unwrap_or_default();
-    let parent = &parent[..parent.len().min(NAME_BYTES_MAX)];
-    format!("{parent}-export-{:08x}", fastrand::u32(..))
-}
-
 /// Makes the image; how many of its bytes are not zeroes, where that is known.
 fn fetch(args: &ExportArgs, uris: &[String], bytes: u64, undo: &Undo) -> Result<Option<u64>> {
     if args.format == ImageFormat::Qcow2 {
         let new = NewFile::create(&args.file, args.overwrite)?;
-        remove_unless_whole(&new, undo);
+        new.remove_unless_whole(undo);
         let uri = uris.first().map_or("", String::as_str);
         qcow2::fetch(uri, &new.partial)?;
         new.name(args.overwrite)?;
@@ -84,7 +69,7 @@ fn fetch(args: &ExportArgs, uris: &[String], bytes: u64, undo: &Undo) -> Result<
     let bar = progress(format!("export {}", args.volume), bytes);
     let done = match Target::open(&args.file, bytes, args.overwrite)? {
         Target::Sparse(new) => {
-            remove_unless_whole(&new, undo);
+            new.remove_unless_whole(undo);
             // One more to ask where data is.
             let connections = connection::connect(uris, CONNECTIONS + 1)?;
             check_size(&connections, bytes)?;
@@ -102,31 +87,11 @@ fn fetch(args: &ExportArgs, uris: &[String], bytes: u64, undo: &Undo) -> Result<
     done
 }
 
-/// A file that is whole has another name by then.
-fn remove_unless_whole(new: &NewFile, undo: &Undo) {
-    let partial = new.partial.clone();
-    undo.add(move || drop(std::fs::remove_file(partial)));
-}
-
 fn check_size(connections: &[connection::Connection], bytes: u64) -> Result<()> {
     match connections.iter().all(|one| one.facts().bytes == bytes) {
         true => Ok(()),
         false => Err(failed(format!(
             "the volume has {bytes} bytes, and its NBD export another size"
         ))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_forks_name_is_a_name_whatever_the_volumes_is() {
-        for volume in ["demo", "demo@one", &"x".repeat(64)] {
-            let name = fork_name(volume);
-            assert_eq!(volume::check_name(&name), Ok(()), "{name}");
-            assert!(name.contains("-export-"));
-        }
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::undo::Undo;
 use super::{BLOCK_BYTES, CHUNK_BYTES, failed, is_standard};
 use crate::failure::{Failure, FailureCode, Result};
 
@@ -238,6 +239,12 @@ impl NewFile {
             path: path.to_owned(),
             partial,
         })
+    }
+
+    /// If the command does not come to its end, nothing stays of it: a file that is whole has another name by then.
+    pub(super) fn remove_unless_whole(&self, undo: &Undo) {
+        let partial = self.partial.clone();
+        undo.add(move || drop(fs::remove_file(partial)));
     }
 
     /// Makes it durable, and gives it its name.

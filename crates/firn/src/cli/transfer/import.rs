@@ -11,12 +11,21 @@ use super::super::client::{Client, volume_path};
 use super::super::{output, similar_name, sync};
 use super::image::Source;
 use super::undo::Undo;
-use super::{CONNECTIONS, attach, connection, copy, detach, failed, is_standard, progress, qcow2};
+use super::{
+    CONNECTIONS, attach, connection, copy, detach, failed, increment, is_standard, progress, qcow2,
+};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateVolume, Volume};
 use crate::units::{ApproximateSize, Size};
 
 pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()> {
+    let is_increment = match args.format {
+        None => args.onto.is_some() || increment::is_increment(&args.file),
+        Some(format) => format == ImageFormat::Increment,
+    };
+    if is_increment {
+        return increment::apply::import(&Client::new(api)?, json, args);
+    }
     let source = Source::open(&args.file)?;
     let bytes = image_bytes(&source, args)?;
     let client = Client::new(api)?;
@@ -26,38 +35,38 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         false => create(&client, args, bytes, &undo)?,
     };
     let was_open = volume.nbd.is_some();
-    let uris = attach(&client, &args.volume)?;
+    let uris = attach(&client, args.volume_name())?;
     if !was_open {
-        let (client, name) = (client.clone(), args.volume.clone());
+        let (client, name) = (client.clone(), args.volume_name().to_owned());
         undo.add(move || drop(detach(&client, &name, true)));
     }
     let copied = copy_image(source, args, &volume, &uris);
     let data_bytes = copied.map_err(|failure| explain(failure, args))?;
     undo.keep();
-    sync::upload(&client, &args.volume)
+    sync::upload(&client, args.volume_name())
         .and_then(|_| match was_open {
             true => Ok(()),
-            false => detach(&client, &args.volume, false),
+            false => detach(&client, args.volume_name(), false),
         })
         .map_err(|failure| {
             Failure::new(
                 failure.code,
                 format!(
                     "the image is in {name}, and the store does not have all of it yet (firn sync {name}): {failure}",
-                    name = args.volume
+                    name = args.volume_name()
                 ),
             )
         })?;
     if json {
         return output::json(&json!({
-            "volume": args.volume,
+            "volume": args.volume_name(),
             "size_bytes": volume.size_bytes,
             "data_bytes": data_bytes,
         }));
     }
     output::line(&format!(
         "{}: {}, {} of it data, in the store",
-        args.volume,
+        args.volume_name(),
         Size(volume.size_bytes),
         ApproximateSize(data_bytes)
     ))
@@ -102,7 +111,7 @@ fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -
         }
     };
     let asked = CreateVolume {
-        name: args.volume.clone(),
+        name: args.volume_name().to_owned(),
         size_bytes,
         block_size: 512,
     };
@@ -116,14 +125,14 @@ fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -
         ),
         _ => failure,
     })?;
-    let (client, path) = (client.clone(), volume_path(&args.volume));
+    let (client, path) = (client.clone(), volume_path(args.volume_name()));
     undo.add(move || drop(client.delete(&path)));
     Ok(created)
 }
 
 /// The volume that is replaced.
 fn find_replaced(client: &Client, args: &ImportArgs, image: Option<u64>) -> Result<Volume> {
-    let name = &args.volume;
+    let name = args.volume_name();
     let volume: Volume = client
         .get(&volume_path(name))
         .map_err(|failure| similar_name::suggest(client, name, failure))?;
@@ -143,7 +152,7 @@ fn check_room(args: &ImportArgs, volume: u64, image: Option<u64>) -> Result<()> 
         Some(image) if image > volume => Err(Failure::invalid(format!(
             "{} holds {image} bytes, more than the {volume} of {}",
             args.file.display(),
-            args.volume
+            args.volume_name()
         ))),
         _ => Ok(()),
     }
@@ -155,7 +164,7 @@ fn copy_image(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String
     let mut connections = connection::connect(uris, CONNECTIONS)?;
     if let Some(first) = connections.first_mut() {
         if first.is_read_only() {
-            return Err(failed(format!("{} takes no writes", args.volume)));
+            return Err(failed(format!("{} takes no writes", args.volume_name())));
         }
         if args.overwrite {
             copy::write_zeroes(first, bytes)?;
@@ -169,7 +178,7 @@ fn copy_image(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String
         return asker.pop().map_or(Ok(0), copy::count_data);
     }
     let bar = match source.bytes() {
-        Some(image) => progress(format!("import {}", args.volume), image),
+        Some(image) => progress(format!("import {}", args.volume_name()), image),
         None => ProgressBar::hidden(),
     };
     let copied = copy::copy_image(source, connections, bytes, &bar);
@@ -179,7 +188,7 @@ fn copy_image(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String
 
 /// Says what is left of it.
 fn explain(failure: Failure, args: &ImportArgs) -> Failure {
-    let name = &args.volume;
+    let name = args.volume_name();
     let left = match args.overwrite {
         true => format!("; {name} holds a part of the image: import it again"),
         false => format!("; {name} is deleted again"),

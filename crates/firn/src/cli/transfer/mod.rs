@@ -5,14 +5,16 @@
 //! image; an export is one moment of the volume, whoever writes to it meanwhile, for it reads a fork of its own.
 //!
 //! [`mod@import`] and [`mod@export`] say what happens in which order; [`image`] reads and makes files, [`copy`] moves the bytes,
-//! [`connection`] reaches the server, [`qcow2`] has qemu-img do its part, [`undo`] takes back what was begun.
+//! [`connection`] reaches the server, [`qcow2`] has qemu-img do its part, [`increment`] has what one snapshot has over another, [`undo`] takes back what was begun.
 
 mod connection;
 mod copy;
 mod export;
 mod image;
 mod import;
+mod increment;
 mod qcow2;
+mod source_fork;
 mod undo;
 
 use std::io::IsTerminal;

@@ -1,0 +1,56 @@
+//! The fork that an export reads: the volume at one moment, which its own clients neither see nor disturb.
+//!
+//! It goes when the command ends; kill -9 leaves it, and its name says what it was for.
+
+use super::super::client::{Client, volume_path};
+use super::super::fork;
+use super::undo::Undo;
+use super::{attach, detach};
+use crate::failure::Result;
+use crate::model::Volume;
+
+/// Bytes of a volume's name that the fork's begins with: so that all of it is a name.
+const NAME_BYTES_MAX: usize = 40;
+
+/// A fork to be read, which goes with `undo`, and where it is reached.
+pub(super) fn make_fork(
+    client: &Client,
+    parent: &str,
+    undo: &Undo,
+) -> Result<(Volume, Vec<String>)> {
+    let fork = fork::make(client, parent, &fork_name(parent))?.volume;
+    {
+        let (client, path) = (client.clone(), volume_path(&fork.name));
+        undo.add(move || {
+            if let Err(failure) = client.delete(&path) {
+                eprintln!("firn: the fork that was read stays, delete it: {failure}");
+            }
+        });
+    }
+    let uris = attach(client, &fork.name)?;
+    let (client, name) = (client.clone(), fork.name.clone());
+    // Nothing was written to it, so that nothing is lost.
+    undo.add(move || drop(detach(&client, &name, true)));
+    Ok((fork, uris))
+}
+
+/// A name that nobody else has, and that says what it is.
+fn fork_name(volume: &str) -> String {
+    let parent = volume.split('@').next().unwrap_or_default();
+    let parent = &parent[..parent.len().min(NAME_BYTES_MAX)];
+    format!("{parent}-export-{:08x}", fastrand::u32(..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_forks_name_is_a_name_whatever_the_volumes_is() {
+        for volume in ["demo", "demo@one", &"x".repeat(64)] {
+            let name = fork_name(volume);
+            assert_eq!(volume::check_name(&name), Ok(()), "{name}");
+            assert!(name.contains("-export-"));
+        }
+    }
+}
