@@ -71,6 +71,9 @@ pub(crate) struct Arguments {
     /// The scratch disk's size in MiB; the file behind it is sparse
     #[arg(long, default_value_t = 4096, value_name = "MIB")]
     scratch: u64,
+    /// No journal on the scratch disk: the kernel's thread for one takes memory while others free it
+    #[arg(long)]
+    no_journal: bool,
     /// Show the guest's console on standard error
     #[arg(long)]
     console: bool,
@@ -104,6 +107,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         possible_cpus: arguments.possible_cpus,
         memory: &arguments.memory,
         scratch_bytes: arguments.scratch << 20,
+        no_journal: arguments.no_journal,
         icount: arguments.icount,
         hardware: on_hardware(&cache, &machine, arguments.icount),
         console: arguments.console,

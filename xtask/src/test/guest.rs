@@ -230,10 +230,11 @@ fn boot_commands(boots: &[Boot], only: &[String]) -> Kind {
     }
 }
 
-/// The guest's memory, where a program of [`LONG_PROGRAMS`] is about that.
+/// The guest's memory, where a program of [`LONG_PROGRAMS`] is about that: then nothing below the server may take
+/// memory on its own account.
 pub(crate) fn memory_arguments(program: &str) -> &'static [&'static str] {
     match program {
-        "guest_swap" => &["--memory", "512M"],
+        "guest_swap" => &["--memory", "512M", "--no-journal"],
         _ => &[],
     }
 }

@@ -48,6 +48,7 @@ pub(super) struct Job<'a> {
     pub(super) possible_cpus: u32,
     pub(super) memory: &'a str,
     pub(super) scratch_bytes: u64,
+    pub(super) no_journal: bool,
     pub(super) icount: bool,
     /// Whether KVM is to run it.
     pub(super) hardware: bool,
@@ -170,7 +171,12 @@ fn start(cache: &Path, folder: &Path, job: &Job) -> Result<Command, Failure> {
     let mut format = Command::new("mkfs.ext4");
     let path = std::env::var("PATH").unwrap_or_default();
     format.env("PATH", format!("{path}:/usr/sbin:/sbin"));
-    format.args(["-q", "-F"]).arg(&disk);
+    let without: &[&str] = if job.no_journal {
+        &["-O", "^has_journal"]
+    } else {
+        &[]
+    };
+    format.args(["-q", "-F"]).args(without).arg(&disk);
     run_for_output(&mut format, "format the scratch disk")?;
     Ok(match job.machine {
         Machine::Packaged(image) => emulator(folder, job, image, &script, &disk),
