@@ -137,7 +137,7 @@ mod tests {
     }
 
     /// The number of rounds in which neither side saw the other's write.
-    fn lost(hot_barrier: impl Fn() + Sync, rare_barrier: impl Fn() + Sync) -> u32 {
+    fn count_lost_rounds(hot_barrier: impl Fn() + Sync, rare_barrier: impl Fn() + Sync) -> u32 {
         let (hot, rare) = (Word::default(), Word::default());
         let (arrived, seen) = (Word::default(), Word::default());
         let hot_side = || {
@@ -169,13 +169,13 @@ mod tests {
         let compiler = || compiler_fence(SeqCst);
         println!(
             "without a barrier: {} of {ROUNDS} rounds lost both",
-            lost(compiler, compiler)
+            count_lost_rounds(compiler, compiler)
         );
         for barrier in [Some(Barrier::fences()), Barrier::membarrier()] {
             match barrier {
                 Some(barrier) => {
                     assert_eq!(
-                        lost(|| barrier.light(), || barrier.heavy()),
+                        count_lost_rounds(|| barrier.light(), || barrier.heavy()),
                         0,
                         "{barrier:?}"
                     );

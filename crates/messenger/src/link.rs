@@ -220,7 +220,7 @@ impl Link {
             }
             (Side::Connecting(auth), Tag::AuthDone) => {
                 let keys = auth.on_done(&AuthDone::from_frame(frame)?)?;
-                self.signed(keys);
+                self.on_keys_agreed(keys);
             }
             (Side::Connecting(_), Tag::AuthBadMethod) => {
                 let refusal = AuthBadMethod::from_frame(frame)?;
@@ -253,7 +253,7 @@ impl Link {
             Ok(ServerStep::More(payload)) => self.emit(&AuthReplyMore(payload).frame()),
             Ok(ServerStep::Done(done, keys)) => {
                 self.emit(&done.frame());
-                self.signed(*keys);
+                self.on_keys_agreed(*keys);
             }
             Err(e) => {
                 let refusal = self.credentials.refusal(method);
@@ -266,7 +266,7 @@ impl Link {
 
     /// Both sides know the keys: from here on frames are in the mode that was granted, and each
     /// side signs the bytes it received.
-    fn signed(&mut self, keys: Keys) {
+    fn on_keys_agreed(&mut self, keys: Keys) {
         self.phase = Phase::Signature;
         if let Some(secure) = &keys.secure {
             self.secure(secure);

@@ -46,7 +46,7 @@ impl Write for Shared {
 }
 
 /// The lines logged about `peer`.
-fn logged(peer: SocketAddr) -> Vec<String> {
+fn log_lines_about(peer: SocketAddr) -> Vec<String> {
     let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
     log.lines()
         .filter(|l| l.contains(&peer.to_string()))
@@ -82,7 +82,7 @@ impl Victim {
         }
     }
 
-    fn goes_on(&mut self) {
+    fn assert_still_works(&mut self) {
         self.sent += 1;
         self.friend
             .send(Message::data(1, self.sent, vec![1]))
@@ -100,9 +100,11 @@ impl Victim {
         let mut heard = Vec::new();
         // A reset is as good an end as any.
         let _ = peer.read_to_end(&mut heard);
-        eventually("the reason in the log", || !logged(name).is_empty());
-        self.goes_on();
-        let lines = logged(name);
+        eventually("the reason in the log", || {
+            !log_lines_about(name).is_empty()
+        });
+        self.assert_still_works();
+        let lines = log_lines_about(name);
         assert_eq!(lines.len(), 1, "{lines:?}");
         lines[0].clone()
     }
@@ -205,7 +207,7 @@ fn a_truncated_frame_ends_with_its_connection() {
     bytes.extend_from_slice(&frames(&[hello()])[..20]);
     peer.write_all(&bytes).unwrap();
     drop(peer);
-    victim.goes_on();
+    victim.assert_still_works();
     assert_eq!(
         victim
             .recorder
@@ -246,7 +248,7 @@ fn a_gap_and_a_bad_checksum_in_an_open_session_end_it_with_one_logged_reason() {
         peer.write_all(&bytes).unwrap();
         let closed = recorder.wait_closed().0.to_string();
         assert!(closed.contains(reason), "{closed}");
-        let lines = logged(name);
+        let lines = log_lines_about(name);
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(lines[0].contains(reason), "{lines:?}");
         friend.send(Message::data(1, 5, vec![1])).unwrap();
@@ -356,7 +358,7 @@ fn a_flood_of_connections_leaves_memory_bounded_and_others_going_on() {
         peer.set_read_timeout(Some(support::DEADLINE)).unwrap();
         flood.push(peer);
     }
-    victim.goes_on();
+    victim.assert_still_works();
     for mut peer in flood {
         let mut heard = Vec::new();
         let _ = peer.read_to_end(&mut heard);
@@ -367,7 +369,7 @@ fn a_flood_of_connections_leaves_memory_bounded_and_others_going_on() {
         handshakes_refused >= 300 - 16 * 8,
         "{handshakes_refused} of 300 were turned away"
     );
-    victim.goes_on();
+    victim.assert_still_works();
     // A newcomer gets in once the flood is over.
     let late = start("late", config);
     late.open(Target::lossless(victim.addr), Recorder::new())

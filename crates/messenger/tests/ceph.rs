@@ -115,8 +115,8 @@ fn free_port() -> u16 {
 }
 
 /// Whether the test can run; in CI it must.
-fn ready() -> bool {
-    let lacking = lacking();
+fn can_run() -> bool {
+    let lacking = find_missing_tool();
     if let Some(why) = &lacking {
         let ci = std::env::var_os("CI").is_some_and(|v| v == "true");
         assert!(!ci, "CI provides all of this: {why}");
@@ -125,7 +125,7 @@ fn ready() -> bool {
     lacking.is_none()
 }
 
-fn lacking() -> Option<String> {
+fn find_missing_tool() -> Option<String> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let uid = status.lines().find(|l| l.starts_with("Uid:")).unwrap();
     if uid.split_whitespace().nth(2) != Some("0") {
@@ -164,7 +164,7 @@ fn ramp(n: usize, seed: u32) -> Vec<u8> {
 
 #[test]
 fn a_real_ceph_agrees_byte_for_byte_and_survives_its_osd_being_killed() {
-    if !ready() {
+    if !can_run() {
         return;
     }
     let cluster = Cluster::start();

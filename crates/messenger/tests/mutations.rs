@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use fuzz::{Host, accepting, bodies, connecting, frames, good_conversation, open_session};
 
 /// Changes, removes and repeats bytes of a good conversation.
-fn mutated() -> impl Strategy<Value = Vec<u8>> {
+fn mutated_conversation() -> impl Strategy<Value = Vec<u8>> {
     let edit = (any::<prop::sample::Index>(), 0u8..5, any::<u8>());
     prop::collection::vec(edit, 0..6).prop_map(|edits| {
         let mut bytes = good_conversation();
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn no_mutation_of_a_good_conversation_harms_a_host(data in mutated()) {
+    fn no_mutation_of_a_good_conversation_harms_a_host(data in mutated_conversation()) {
         frames(&data);
         accepting(&data);
         connecting(&data);

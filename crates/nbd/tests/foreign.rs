@@ -18,7 +18,7 @@ use support::{Engine, Setup, World, backends};
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Whether all these programs are here.
-fn have(tools: &[&str]) -> bool {
+fn has_tools(tools: &[&str]) -> bool {
     for tool in tools {
         let found = std::env::var_os("PATH")
             .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file()));
@@ -137,7 +137,7 @@ fn worlds(bytes: u64) -> impl Iterator<Item = (World, Option<Engine>)> {
 
 #[test]
 fn nbdinfo_sees_size_flags_and_block_sizes() {
-    if !have(&["nbdinfo"]) {
+    if !has_tools(&["nbdinfo"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -180,7 +180,7 @@ fn nbdinfo_sees_size_flags_and_block_sizes() {
 
 #[test]
 fn nbdcopy_brings_an_image_in_and_out_over_several_connections() {
-    if !have(&["nbdcopy", "nbdinfo"]) {
+    if !has_tools(&["nbdcopy", "nbdinfo"]) {
         return;
     }
     for (world, engine) in worlds(24 << 20) {
@@ -204,7 +204,7 @@ fn nbdcopy_brings_an_image_in_and_out_over_several_connections() {
 
 #[test]
 fn qemu_img_converts_and_finds_no_difference() {
-    if !have(&["qemu-img"]) {
+    if !has_tools(&["qemu-img"]) {
         return;
     }
     for (world, engine) in worlds(16 << 20) {
@@ -224,7 +224,7 @@ fn qemu_img_converts_and_finds_no_difference() {
 
 #[test]
 fn qemu_io_writes_reads_zeroes_discards_and_flushes() {
-    if !have(&["qemu-io"]) {
+    if !has_tools(&["qemu-io"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -265,7 +265,7 @@ fn qemu_io_writes_reads_zeroes_discards_and_flushes() {
 
 #[test]
 fn fio_verifies_512_bytes_to_4_mib_with_trims_over_several_connections() {
-    if !have(&["fio"]) {
+    if !has_tools(&["fio"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

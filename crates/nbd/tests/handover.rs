@@ -268,9 +268,9 @@ fn client_with_parked_read(world: &World) -> Client {
         ..Faults::NONE
     });
     let mut client = world.client();
-    let begun = world.disk.begun();
+    let begun = world.disk.begin_count();
     client.start(READ, 0, 1, 0, 512);
-    eventually("its request is begun", || world.disk.begun() > begun);
+    eventually("its request is begun", || world.disk.begin_count() > begun);
     world.disk.set_faults(Faults::NONE);
     client
 }
@@ -303,7 +303,7 @@ fn a_request_that_comes_as_its_connection_is_given_away_is_not_lost() {
         for round in 0..20 {
             client.write(0, 0, &[round; 512]).unwrap();
             // While the reactors are held up, the request comes and then they are told to give all away.
-            let (held, let_go): (Vec<_>, Vec<_>) = world.reactors.iter().map(hold).unzip();
+            let (held, let_go): (Vec<_>, Vec<_>) = world.reactors.iter().map(block_reactor).unzip();
             held.iter()
                 .for_each(|held| held.recv_timeout(DEADLINE).unwrap());
             client.start(READ, 0, 1, 0, 512);
@@ -345,7 +345,7 @@ fn connections_of(mut handed: Handover) -> Handover {
 }
 
 /// Holds a reactor's thread up: from when the first end says so until the second is dropped.
-fn hold(reactor: &reactor::Reactor) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
+fn block_reactor(reactor: &reactor::Reactor) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (held_to, held) = mpsc::channel();
     let (let_go, until) = mpsc::channel::<()>();
     let wait = move |_: &mut reactor::Core| {

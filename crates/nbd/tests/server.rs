@@ -266,7 +266,7 @@ fn a_request_parked_for_a_fetch_is_overtaken_and_completes_when_woken() {
             ..Faults::default()
         });
         client.start(READ, 0, 1, 0, 4096);
-        eventually("the read parks", || world.disk.begun() == 2);
+        eventually("the read parks", || world.disk.begin_count() == 2);
         world.disk.set_faults(Faults::default());
         client.start(READ, 0, 2, 4096, 512);
         assert_eq!(client.reply(), (2, 0));
@@ -433,11 +433,11 @@ fn a_client_has_no_more_outstanding_than_it_may() {
         let mut client = world.client();
         let mut other = world.client();
         (0..100).for_each(|cookie| client.start_write(0, cookie, cookie * 512, &[1; 512]));
-        eventually("eight requests are begun", || world.disk.begun() == 8);
+        eventually("eight requests are begun", || world.disk.begin_count() == 8);
         world.disk.set_faults(Faults::default());
         // While the first client is held, another is served.
         other.write(0, 1 << 20, &[2; 512]).unwrap();
-        assert_eq!(world.disk.begun(), 9);
+        assert_eq!(world.disk.begin_count(), 9);
         eventually("all eight are parked", || world.disk.wake_all() == 8);
         let mut seen: Vec<u64> = (0..100).map(|_| client.reply().0).collect();
         seen.sort_unstable();
@@ -537,14 +537,14 @@ fn writes_that_are_parked_stop_no_other_clients_writes() {
         for client in &mut parked {
             client.start_write(0, 1, 0, &vec![3; 32 << 20]);
         }
-        eventually("both are parked", || world.disk.begun() == 2);
+        eventually("both are parked", || world.disk.begin_count() == 2);
         world.disk.set_faults(Faults::default());
         let mut other = world.client();
         for round in 0..10 {
             other.write(0, round * 4096, &[7; 4096]).unwrap();
             assert_eq!(other.read(round * 4096, 4096).unwrap(), [7; 4096]);
         }
-        assert_eq!(world.disk.begun(), 22, "nobody woke the two");
+        assert_eq!(world.disk.begin_count(), 22, "nobody woke the two");
         eventually("both go on", || world.disk.wake_all() == 2);
         assert!(parked.iter_mut().all(|client| client.reply() == (1, 0)));
         world.assert_nothing_left();
@@ -618,7 +618,7 @@ fn stopping_answers_what_is_outstanding_then_cuts_what_is_parked() {
             ..Faults::default()
         });
         client.start_write(0, 1, 0, &[2; 512]);
-        eventually("the write parks", || world.disk.begun() == 2);
+        eventually("the write parks", || world.disk.begin_count() == 2);
         let ended = world.server.stop(Duration::from_millis(50));
         assert_eq!((ended.cut, ended.remaining), (1, 0));
         assert!(client.is_closed());
@@ -639,7 +639,7 @@ fn detaching_an_export_cancels_what_is_parked_and_ends_its_connections() {
             ..Faults::default()
         });
         client.start_write(0, 1, 0, &[2; 512]);
-        eventually("the write parks", || world.disk.begun() == 2);
+        eventually("the write parks", || world.disk.begin_count() == 2);
         let ended = world
             .server
             .detach(&world.export, Duration::from_millis(50));
@@ -669,7 +669,7 @@ fn a_quiesced_device_holds_new_requests_until_it_is_released() {
                 .sum::<usize>()
                 == 1
         });
-        assert_eq!(world.disk.begun(), 1);
+        assert_eq!(world.disk.begin_count(), 1);
         drop(quiesced);
         assert_eq!(client.reply(), (1, 0));
         assert_eq!(client.read(0, 512).unwrap(), [2; 512]);
@@ -686,7 +686,7 @@ fn a_cancelled_device_answers_with_its_error() {
             ..Faults::default()
         });
         client.start_write(0, 1, 0, &[2; 512]);
-        eventually("the write parks", || world.disk.begun() == 1);
+        eventually("the write parks", || world.disk.begin_count() == 1);
         world.export.device.cancel(blkmq::error::ErrorKind::Closed);
         assert_eq!(client.reply(), (1, 108));
         assert_eq!(client.write(0, 0, &[1; 512]), Err(108));

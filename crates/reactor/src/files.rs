@@ -127,7 +127,7 @@ impl FileTable {
     }
 
     /// Operations in flight on all of them.
-    pub(crate) fn users(&self) -> usize {
+    pub(crate) fn total_in_flight(&self) -> usize {
         self.entries.iter().map(|entry| entry.users as usize).sum()
     }
 

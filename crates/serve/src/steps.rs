@@ -117,7 +117,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
     }
 
     /// Goes on with a request whose move has ended, if it has.
-    fn go_on<T: Transport<Request = R>>(&mut self, cx: &mut T, ended: EndedMove<B, R>) {
+    fn resume_ended<T: Transport<Request = R>>(&mut self, cx: &mut T, ended: EndedMove<B, R>) {
         if let Some((admitted, result)) = ended {
             let (admitted, step) = self.on_moved(admitted, result);
             self.follow(cx, admitted, step);
@@ -345,7 +345,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             }
         }
         let ended = self.pump(cx, admitted);
-        self.go_on(cx, ended);
+        self.resume_ended(cx, ended);
     }
 
     /// A buffer that a request waited for is here: for all its bytes, or for a piece that bounces.
@@ -371,7 +371,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             }
             _ => return self.put(admitted),
         };
-        self.go_on(cx, ended);
+        self.resume_ended(cx, ended);
     }
 
     /// Bytes were copied between a buffer and the request's window.
@@ -398,7 +398,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             }
             _ => return self.put(admitted),
         };
-        self.go_on(cx, ended);
+        self.resume_ended(cx, ended);
     }
 
     /// Fails a request whose window could not be read or written.

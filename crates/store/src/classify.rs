@@ -16,7 +16,9 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     };
     let (kind, overload, detail) = match exchange.outcome.as_ref()? {
         ExchangeOutcome::Refused(refusal) => classify_refusal(op, store, refusal, uncertain),
-        ExchangeOutcome::NotConnected(why) => (Kind::Unavailable, false, not_connected(store, why)),
+        ExchangeOutcome::NotConnected(why) => {
+            (Kind::Unavailable, false, connection_error_text(store, why))
+        }
         ExchangeOutcome::TimedOut => (
             uncertain,
             true,
@@ -37,7 +39,7 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     Some(if overload { error.overloaded() } else { error })
 }
 
-fn not_connected(store: &str, why: &str) -> String {
+fn connection_error_text(store: &str, why: &str) -> String {
     let remedy = if why.contains("certificate") || why.contains("UnknownIssuer") {
         "its certificate is not trusted here; name the CA's certificate with ca=FILE in the URL, \
          or AWS_CA_BUNDLE"

@@ -112,13 +112,13 @@ pub async fn probe(store: &dyn Store, single_writer: bool) -> Result<ProbeReport
             "it {}, so firn could not keep a second server from overwriting a volume; use a store \
              with conditional PUT, or --single-writer if you can promise that only one server ever \
              uses this store",
-            shortcoming(&report)
+            describe_shortcoming(&report)
         ),
     ))
 }
 
 /// What a store is refused for, after "it".
-fn shortcoming(report: &ProbeReport) -> &'static str {
+fn describe_shortcoming(report: &ProbeReport) -> &'static str {
     use Condition::{NobodyWins, OneWins};
     match (report.create, report.update) {
         (OneWins, OneWins) => {

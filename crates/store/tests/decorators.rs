@@ -49,7 +49,7 @@ impl MisbehavingStore {
         })
     }
 
-    async fn meet(&self, op: Op) -> Result<()> {
+    async fn misbehave(&self, op: Op) -> Result<()> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         match self.how {
             Misbehaviour::NeverAnswers => std::future::pending().await,
@@ -65,22 +65,22 @@ impl MisbehavingStore {
 #[async_trait]
 impl Store for MisbehavingStore {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
-        self.meet(Op::Get).await?;
+        self.misbehave(Op::Get).await?;
         self.inner.get(key).await
     }
 
     async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
-        self.meet(Op::GetRange).await?;
+        self.misbehave(Op::GetRange).await?;
         self.inner.get_range(key, offset, len).await
     }
 
     async fn put(&self, key: &str, bytes: Bytes) -> Result<Version> {
-        self.meet(Op::Put).await?;
+        self.misbehave(Op::Put).await?;
         self.inner.put(key, bytes).await
     }
 
     async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
-        self.meet(Op::Create).await?;
+        self.misbehave(Op::Create).await?;
         match self.how {
             Misbehaviour::IgnoresCreate => self.inner.put(key, bytes).await,
             _ => self.inner.create(key, bytes).await,
@@ -88,7 +88,7 @@ impl Store for MisbehavingStore {
     }
 
     async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version> {
-        self.meet(Op::Update).await?;
+        self.misbehave(Op::Update).await?;
         match self.how {
             Misbehaviour::IgnoresUpdate => self.inner.put(key, bytes).await,
             _ => self.inner.update(key, bytes, version).await,
@@ -96,12 +96,12 @@ impl Store for MisbehavingStore {
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
-        self.meet(Op::Delete).await?;
+        self.misbehave(Op::Delete).await?;
         self.inner.delete(key).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
-        self.meet(Op::List).await?;
+        self.misbehave(Op::List).await?;
         self.inner.list(prefix).await
     }
 
@@ -173,7 +173,7 @@ async fn single_writer_emulates_conditions_on_a_store_that_has_none() {
     assert_eq!(store.get("k").await.unwrap().0, bytes("2"));
 }
 
-fn quick() -> RetryPolicy {
+fn short_retries() -> RetryPolicy {
     RetryPolicy {
         pause_first: Duration::from_millis(10),
         pause_max: Duration::from_millis(200),
@@ -193,7 +193,7 @@ async fn reads_and_plain_puts_outlive_a_flaky_store() {
         delay_max: Duration::from_millis(1500),
     };
     let faults = Arc::new(FaultyStore::new(memory(), 7, plan));
-    let store = RetryStore::new(Arc::clone(&faults), quick());
+    let store = RetryStore::new(Arc::clone(&faults), short_retries());
     for n in 0..200 {
         let (key, content) = (format!("packs/{n}"), bytes(&n.to_string()));
         store.put(&key, content.clone()).await.unwrap();
@@ -223,7 +223,7 @@ async fn an_unknown_conditional_write_is_reported_once_and_not_repeated() {
         lose_answer: Rate(1000),
         ..FaultPlan::default()
     };
-    let store = RetryStore::new(FaultyStore::new(Arc::clone(&odd), 1, plan), quick());
+    let store = RetryStore::new(FaultyStore::new(Arc::clone(&odd), 1, plan), short_retries());
     let error = store.create("k", bytes("1")).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unknown);
     assert_eq!(odd.asked.load(Ordering::SeqCst), 1);
@@ -241,7 +241,7 @@ async fn a_refused_conditional_write_is_repeated_and_wins_once() {
         ..FaultPlan::default()
     };
     let faults = Arc::new(FaultyStore::new(memory(), 3, plan));
-    let store = RetryStore::new(Arc::clone(&faults), quick());
+    let store = RetryStore::new(Arc::clone(&faults), short_retries());
     let mut version = store.create("root", bytes("0")).await.unwrap();
     for n in 1..50 {
         version = store
@@ -256,12 +256,15 @@ async fn a_refused_conditional_write_is_repeated_and_wins_once() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_store_ends_in_a_time_out_of_the_right_kind() {
     let odd = MisbehavingStore::new(Misbehaviour::NeverAnswers);
-    let store = RetryStore::new(Arc::clone(&odd), quick());
+    let store = RetryStore::new(Arc::clone(&odd), short_retries());
     let started = tokio::time::Instant::now();
     assert_eq!(store.get("k").await.unwrap_err().kind(), Kind::Unavailable);
     let took = started.elapsed();
-    let bound = quick().deadline + quick().attempt;
-    assert!(took > quick().attempt * 2 && took <= bound, "{took:?}");
+    let bound = short_retries().deadline + short_retries().attempt;
+    assert!(
+        took > short_retries().attempt * 2 && took <= bound,
+        "{took:?}"
+    );
 
     odd.asked.store(0, Ordering::SeqCst);
     assert_eq!(
@@ -274,7 +277,7 @@ async fn a_silent_store_ends_in_a_time_out_of_the_right_kind() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_ends_when_it_is_switched_off() {
     let faults = Arc::new(FaultyStore::new(memory(), 1, FaultPlan::default()));
-    let store = Arc::new(RetryStore::new(Arc::clone(&faults), quick()));
+    let store = Arc::new(RetryStore::new(Arc::clone(&faults), short_retries()));
     faults.set_outage(true);
     let waiting = tokio::spawn({
         let store = Arc::clone(&store);

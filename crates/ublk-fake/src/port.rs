@@ -39,7 +39,7 @@ impl FakePort {
     }
 
     /// Tells the driver of character devices whose last descriptor was dropped.
-    fn notice_closed(&self) {
+    fn report_closed_devices(&self) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(device, file)| {
             let held = file.strong_count() > 0;
@@ -66,7 +66,7 @@ fn to_answer(result: i32, argument: Argument) -> Result<Reply, Failure> {
 
 impl ControlPort for FakePort {
     fn submit(&self, command: Command, deadline: Instant, done: OnCompletion) -> Ticket {
-        self.notice_closed();
+        self.report_closed_devices();
         let ticket = Ticket(self.next.fetch_add(1, Ordering::Relaxed));
         let Command {
             opcode,
@@ -116,7 +116,7 @@ impl ControlPort for FakePort {
     }
 
     fn open_char(&self, device: u32) -> io::Result<Arc<OwnedFd>> {
-        self.notice_closed();
+        self.report_closed_devices();
         let file = Arc::new(self.driver.open(device, self.pid)?);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.push((device, Arc::downgrade(&file)));

@@ -44,7 +44,7 @@ impl Offer {
     }
 
     /// Why these flags cannot be had.
-    fn why_not(&self, flags: u64) -> MissingReason {
+    fn missing_reason(&self, flags: u64) -> MissingReason {
         let lacking = Features::from_bits(flags).without(self.features);
         if self.hidden.has(lacking.bits()) {
             MissingReason::Hidden
@@ -123,7 +123,7 @@ pub fn choose_flags(spec: &DeviceSpec, offer: &Offer, modes: Modes) -> Result<Fl
     flags |= choose_capabilities(spec, offer, &mut missing)?;
     let lacking = Features::from_bits(spec.flags).without(offer.features);
     if lacking != Features::NONE {
-        let reason = offer.why_not(lacking.bits());
+        let reason = offer.missing_reason(lacking.bits());
         let feature = RequestedFeature::Flags(lacking);
         missing.push(MissingFeature { feature, reason });
     }
@@ -145,7 +145,7 @@ fn choose_mode(
         if !modes.has(mode) {
             Some(MissingReason::Handler)
         } else if !offer.features.has(mode.flags()) {
-            Some(offer.why_not(mode.flags()))
+            Some(offer.missing_reason(mode.flags()))
         } else {
             None
         }
@@ -238,7 +238,7 @@ fn obstacle(
     so_far: u64,
 ) -> Option<MissingReason> {
     if !offer.features.has(capability.flag()) {
-        return Some(offer.why_not(capability.flag()));
+        return Some(offer.missing_reason(capability.flag()));
     }
     if let Some(other) = capability
         .needs()

@@ -104,7 +104,7 @@ impl World {
         self.driver.submit(id, 0, request)
     }
 
-    fn answered(&self, client: ClientId) -> Result<Vec<u8>, i32> {
+    fn answer_to(&self, client: ClientId) -> Result<Vec<u8>, i32> {
         let mut answer = None;
         until("a request is answered", || {
             let mut answers = self.answers.lock().unwrap();
@@ -116,9 +116,9 @@ impl World {
     }
 
     /// Writes and reads back.
-    fn works(&self, id: u32, byte: u8) {
+    fn check_read_write(&self, id: u32, byte: u8) {
         let written = self.write(id, byte);
-        assert_eq!(self.answered(written), Ok(Vec::new()));
+        assert_eq!(self.answer_to(written), Ok(Vec::new()));
         assert_eq!(self.read(id), [byte; 4096]);
     }
 
@@ -129,7 +129,7 @@ impl World {
             fua: false,
         };
         let client = self.driver.submit(id, 0, request);
-        self.answered(client).unwrap()
+        self.answer_to(client).unwrap()
     }
 
     /// The server goes, and all that it had with it.
@@ -167,7 +167,7 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
         let reactor = world.ring();
         let (live, how) = world.open(3, &[reactor.handle().clone()]);
         assert_eq!((live.id(), how), (3, Origin::Added));
-        world.works(3, 7);
+        world.check_read_write(3, 7);
         let resized = live.resize(2 << 20);
         assert_eq!(resized.is_ok(), profile.has(sys::F_UPDATE_SIZE));
         world.driver.disk_open(3, true).unwrap();
@@ -177,7 +177,7 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
             false => ErrorKind::Unsupported,
         };
         assert_eq!(kept.error.kind(), expected, "{kept}");
-        world.works(3, 8);
+        world.check_read_write(3, 8);
         world.driver.disk_open(3, false).unwrap();
         let stopped = match profile.has(sys::F_SAFE_STOP) {
             true => kept.device.try_stop(DEADLINE).unwrap(),
@@ -212,12 +212,12 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
             until("it has no server", || {
                 world.state(2) == DeviceState::Quiesced
             });
-            world.works(1, 100 + round);
+            world.check_read_write(1, 100 + round);
             let (next, how) = world.open(2, &handles);
             assert_eq!(how, Origin::Recovered);
             live = next;
             for write in writes {
-                assert_eq!(world.answered(write), Ok(Vec::new()));
+                assert_eq!(world.answer_to(write), Ok(Vec::new()));
             }
             assert_eq!(world.read(2), [round; 4096]);
         }
@@ -240,13 +240,13 @@ fn a_server_that_leaves_finishes_what_it_has_and_its_successor_does_the_rest() {
         assert_eq!(report.unconfirmed, [], "{report:?}");
         assert_eq!(report.quiesce_failures, [], "{report:?}");
         for (id, write) in writes {
-            assert_eq!(world.answered(write), Ok(Vec::new()));
+            assert_eq!(world.answer_to(write), Ok(Vec::new()));
             assert_eq!(world.state(id), DeviceState::Quiesced);
             let waits = world.write(id, 6);
             let next = world.ring();
             let (live, how) = world.open(id, &[next.handle().clone()]);
             assert_eq!(how, Origin::Recovered);
-            assert_eq!(world.answered(waits), Ok(Vec::new()));
+            assert_eq!(world.answer_to(waits), Ok(Vec::new()));
             live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
         }
     }
@@ -271,7 +271,7 @@ fn a_request_that_is_not_answered_in_time_is_its_successors() {
         world.gate.open();
         let next = world.ring();
         let (live, _) = world.open(0, &[next.handle().clone()]);
-        assert_eq!(world.answered(write), Ok(Vec::new()));
+        assert_eq!(world.answer_to(write), Ok(Vec::new()));
         assert_eq!(live.stats()[0].requests, 1, "its successor did it");
         live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     }
@@ -294,7 +294,7 @@ fn a_successor_that_is_quicker_than_the_driver_waits_with_the_handlers_that_it_m
             built + 2,
             "one per queue"
         );
-        world.works(0, 3);
+        world.check_read_write(0, 3);
         live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
         assert_eq!(world.driver.devices(), [0; 0]);
     }
@@ -362,7 +362,7 @@ fn a_recovery_that_has_begun_is_given_time_whatever_the_deadline() {
             .try_open(0, &handles, Duration::from_millis(200))
             .unwrap();
         assert_eq!(how, Origin::Recovered);
-        world.works(0, 3);
+        world.check_read_write(0, 3);
         live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     }
 }
@@ -403,7 +403,7 @@ fn a_device_without_a_disk_is_brought_alive_whoever_served_it_before() {
             let ring = if again { &reactor } else { &next };
             let (live, how) = world.open(4, &[ring.handle().clone()]);
             assert_eq!(how, Origin::Added, "on {}", profile.name);
-            world.works(4, 9);
+            world.check_read_write(4, 9);
             drop(live.stop(DEADLINE).unwrap());
         }
         assert_eq!(world.driver.devices(), [4]);
@@ -451,7 +451,7 @@ fn a_disk_whose_server_is_not_seen_here_is_no_orphan() {
         let error = device::remove(&world.control, 3, Duration::from_millis(50)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
         assert!(error.remedy().contains("namespaces"), "{error}");
-        world.works(3, 4);
+        world.check_read_write(3, 4);
         world.dies(live, reactor);
         device::remove(&world.control, 3, DEADLINE).unwrap();
         assert_eq!(world.driver.devices(), [0; 0]);

@@ -231,7 +231,7 @@ impl SignalStorm {
         SignalStorm(over, Some(storm))
     }
 
-    fn sent(mut self) -> u64 {
+    fn stop_and_count(mut self) -> u64 {
         self.0.store(true, Ordering::Relaxed);
         self.1.take().unwrap().join().unwrap()
     }
@@ -261,7 +261,7 @@ fn signals_at_the_control_thread_fail_no_command() {
         assert_eq!(how, Origin::Recovered);
         live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     }
-    let sent = storm.sent();
+    let sent = storm.stop_and_count();
     println!("{sent} signals");
     assert!(sent > 10);
     assert_eq!(world.control.devices().unwrap(), []);

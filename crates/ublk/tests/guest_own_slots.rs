@@ -49,7 +49,7 @@ fn registers(server: &mut Server) {
 }
 
 /// A load that verifies what it wrote, with requests down to 512 bytes.
-fn verified(server: &Server) -> Load<'static> {
+fn verifying_load(server: &Server) -> Load<'static> {
     let mut load = Load {
         depth: 32,
         ..Load::verified(server.blocks())
@@ -83,7 +83,7 @@ fn requests_whose_slot_is_taken_are_registered_by_hand_and_data_verifies() {
             ..serve("file", extra_args)
         }
         .start();
-        verified(&server).run();
+        verifying_load(&server).run();
         registers(&mut server);
         server.exits_cleanly();
     }
@@ -181,7 +181,7 @@ fn a_device_with_registered_requests_is_taken_over_under_load_and_data_verifies(
         }
         let mut server = next.start();
         load.expect_success();
-        verified(&server).run();
+        verifying_load(&server).run();
         registers(&mut server);
         let (status, log) = server.terminate();
         assert!(status.success(), "{log}");

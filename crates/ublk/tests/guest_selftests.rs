@@ -152,7 +152,7 @@ fn devices_of_every_kind_are_deleted_under_load_in_every_mode() {
             let (_, log) = server.terminate();
             assert!(!log.contains("panicked"), "{log}");
         }
-        gone(ids);
+        assert_deleted(ids);
     }
 }
 
@@ -171,7 +171,7 @@ fn servers_of_every_kind_are_killed_under_load_in_every_mode() {
             wait_for_state(id, sys::STATE_DEAD);
         }
         delete(ids.clone());
-        gone(ids);
+        assert_deleted(ids);
     }
 }
 
@@ -191,14 +191,14 @@ fn devices_that_wait_for_a_server_are_deleted_under_load_in_every_mode() {
             }
             delete(ids.clone());
             stress.expect_failure();
-            gone(ids);
+            assert_deleted(ids);
         }
     }
 }
 
 /// Takes a device over twice under one client that reads all the while: after a kill and after a
 /// handover, or another kill where the kernel has no quiesce command.
-fn recovered(mut serve: ServerOptions, fails: bool) {
+fn check_recovery(mut serve: ServerOptions, fails: bool) {
     // What the first server is given, and every later one must have.
     let old = |server: &Server, pattern| {
         let extra_args = vec!["--offset=8m", "--verify=crc32c", "--verify_fatal=1"];
@@ -275,13 +275,13 @@ fn devices_of_every_kind_are_recovered_twice_with_and_without_reissue() {
             if legs > 1 {
                 serve.extra_args.extend(["--stripe".into(), "65536".into()]);
             }
-            recovered(serve, recovery == "plain");
+            check_recovery(serve, recovery == "plain");
         }
     }
 }
 
 /// The numbers are free, which they are a moment after a deletion that nobody waited for.
-fn gone(ids: impl Iterator<Item = u32>) {
+fn assert_deleted(ids: impl Iterator<Item = u32>) {
     for id in ids {
         wait_until("the number is free", DEADLINE, || state(id).is_none());
     }
@@ -307,7 +307,7 @@ fn a_device_is_deleted_at_once_after_its_server_was_killed() {
             server.kill();
             delete([0]);
             load.expect_failure();
-            gone(0..1);
+            assert_deleted(0..1);
         }
     }
 }

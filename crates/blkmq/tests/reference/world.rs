@@ -328,7 +328,7 @@ impl World {
                     "{id} overtook a waiting request"
                 );
                 self.events.count("admitted");
-                q.take_in_hand(request, None, random);
+                q.take_request(request, None, random);
             }
             Admission::Parked => {
                 self.events.count("parked at the gate");
@@ -413,7 +413,7 @@ impl World {
         loop {
             transport.kicks.store(0, SeqCst);
             queue.run(|request| {
-                events.count(model.hand_out(&request, quiesced || cancelled.is_some()));
+                events.count(model.check_handed_out(&request, quiesced || cancelled.is_some()));
                 // Park again at once, as an engine does that has no room yet; or keep it in hand.
                 if random.one_in(2) {
                     wakers.push_back((request.tag().number(), request.waker().clone()));
@@ -642,7 +642,7 @@ impl QueueUnderTest {
         std::mem::take(&mut *self.transport.done.lock().unwrap())
     }
 
-    fn take_in_hand(
+    fn take_request(
         &mut self,
         request: AdmittedRequest<Id>,
         since: Option<Duration>,
@@ -691,7 +691,7 @@ impl QueueModel {
     }
 
     /// The queue handed this request out: it must have been its turn.
-    fn hand_out(&mut self, request: &AdmittedRequest<Id>, shut: bool) -> &'static str {
+    fn check_handed_out(&mut self, request: &AdmittedRequest<Id>, shut: bool) -> &'static str {
         let (id, tag) = (*request.payload(), request.tag().number());
         let Some(parked) = self.parked.get(&id) else {
             assert!(!shut, "{id} ran through a shut gate");

@@ -363,6 +363,6 @@ pub(crate) fn add(mut a: LockStats, b: LockStats) -> LockStats {
 }
 
 /// The sites that belong to a caller's thread.
-pub(crate) fn is_callers(site: Site) -> bool {
+pub(crate) fn is_caller_site(site: Site) -> bool {
     matches!(site, Site::Send | Site::Keepalive | Site::Post)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use messenger::outqueue::{LockStats, Site};
 
-use crate::load::{Load, Measurement, Variant, add, is_callers};
+use crate::load::{Load, Measurement, Variant, add, is_caller_site};
 
 #[derive(Debug, Default)]
 pub(crate) struct Report {
@@ -86,9 +86,9 @@ impl Report {
                     (Some(min), Some(max)) => {
                         format!(
                             "{} ({}..{})",
-                            short(v[v.len() / 2]),
-                            short(*min),
-                            short(*max)
+                            format_short(v[v.len() / 2]),
+                            format_short(*min),
+                            format_short(*max)
                         )
                     }
                     _ => "-".to_owned(),
@@ -115,13 +115,13 @@ impl Report {
         println!("\n| callers' wait | of medians | of sums |\n|---|---|---|");
         println!(
             "| one / split | {} | {} |",
-            times(one, (split + again) / 2.0),
-            times(one_all, (split_all + again_all) / 2.0)
+            format_ratio(one, (split + again) / 2.0),
+            format_ratio(one_all, (split_all + again_all) / 2.0)
         );
         println!(
             "| control: split / split again | {} | {} |",
-            times(split, again),
-            times(split_all, again_all)
+            format_ratio(split, again),
+            format_ratio(split_all, again_all)
         );
     }
 
@@ -150,11 +150,11 @@ impl Report {
                     "| {name}: {site:?} | {} | {} | {} | {} | {} | {} | {} |",
                     s.takes,
                     s.contended,
-                    short(s.wait_ns as f64 / sends.max(1) as f64),
-                    short(s.wait_max_ns as f64 / 1e3),
+                    format_short(s.wait_ns as f64 / sends.max(1) as f64),
+                    format_short(s.wait_max_ns as f64 / 1e3),
                     holder.map_or("-".to_owned(), |h| format!("{h:?}")),
-                    short(s.held_ns as f64 / s.held_samples.max(1) as f64 / 1e3),
-                    short(s.held_max_ns as f64 / 1e3),
+                    format_short(s.held_ns as f64 / s.held_samples.max(1) as f64 / 1e3),
+                    format_short(s.held_max_ns as f64 / 1e3),
                 );
             }
         }
@@ -164,7 +164,7 @@ impl Report {
 fn callers(m: &Measurement) -> impl Iterator<Item = messenger::outqueue::SiteStats> + '_ {
     Site::ALL
         .into_iter()
-        .filter(|s| is_callers(*s))
+        .filter(|s| is_caller_site(*s))
         .map(|s| m.locks.0[s as usize])
 }
 
@@ -189,7 +189,7 @@ fn at(sorted: &[u64], part: f64) -> f64 {
     sorted.get(i).map_or(0.0, |n| *n as f64 / 1e3)
 }
 
-fn short(v: f64) -> String {
+fn format_short(v: f64) -> String {
     match v {
         v if v >= 100.0 => format!("{v:.0}"),
         v if v >= 1.0 => format!("{v:.1}"),
@@ -197,10 +197,10 @@ fn short(v: f64) -> String {
     }
 }
 
-fn times(a: f64, b: f64) -> String {
+fn format_ratio(a: f64, b: f64) -> String {
     if b > 0.0 {
         format!("{:.2}x", a / b)
     } else {
-        format!("{} ms against none", short(a))
+        format!("{} ms against none", format_short(a))
     }
 }

@@ -345,7 +345,7 @@ mod tests {
     use super::*;
     use crate::env::SeededEntropy;
 
-    fn talk(client: &[u8], server: &[u8]) -> Result<(Keys, Keys), AuthError> {
+    fn authenticate(client: &[u8], server: &[u8]) -> Result<(Keys, Keys), AuthError> {
         let mut entropy = SeededEntropy::new(1);
         let (client, server) = (
             ClusterSecret::new(client).unwrap(),
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn two_holders_of_the_secret_agree_on_keys_and_names() {
-        let (c, s) = talk(&[7; 32], &[7; 32]).unwrap();
+        let (c, s) = authenticate(&[7; 32], &[7; 32]).unwrap();
         assert_eq!((c.peer.as_str(), s.peer.as_str()), ("b", "a"));
         let signature = c.signing.unwrap().signature(b"x");
         assert!(s.signing.unwrap().verify(b"x", &signature));
@@ -379,7 +379,10 @@ mod tests {
 
     #[test]
     fn a_wrong_secret_is_refused_before_anything_that_depends_on_it_was_said() {
-        assert_eq!(talk(&[7; 32], &[8; 32]).unwrap_err(), AuthError::Proof);
+        assert_eq!(
+            authenticate(&[7; 32], &[8; 32]).unwrap_err(),
+            AuthError::Proof
+        );
     }
 
     #[test]

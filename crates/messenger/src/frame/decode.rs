@@ -142,7 +142,7 @@ impl Decoder {
             Mode::Secure(_) => preamble.control_rest_secure(),
         };
         if need == 0 {
-            return self.control_done(preamble, truncated(inline, preamble.control_len()));
+            return self.on_control_received(preamble, truncated(inline, preamble.control_len()));
         }
         self.expect(Stage::Control { preamble, inline }, need);
         Ok(None)
@@ -165,10 +165,10 @@ impl Decoder {
                 truncated(inline, len)
             }
         };
-        self.control_done(preamble, control)
+        self.on_control_received(preamble, control)
     }
 
-    fn control_done(
+    fn on_control_received(
         &mut self,
         preamble: Preamble,
         control: Vec<u8>,

@@ -79,7 +79,7 @@ impl Host {
         out
     }
 
-    fn pass(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         self.now += time;
         self.with_node(|node, env| node.on_timer(env));
     }
@@ -92,7 +92,7 @@ impl Host {
         self.events.iter().filter_map(tid).collect()
     }
 
-    fn closed(&self) -> Option<&CloseReason> {
+    fn close_reason(&self) -> Option<&CloseReason> {
         self.events.iter().find_map(|(_, e)| match e {
             Event::Closed { reason, .. } => Some(reason),
             _ => None,
@@ -127,7 +127,7 @@ impl Peer {
             entropy,
             failed: None,
         };
-        peer.talk(host);
+        peer.exchange_until_idle(host);
         peer
     }
 
@@ -148,12 +148,12 @@ impl Peer {
             entropy,
             failed: None,
         };
-        peer.talk(host);
+        peer.exchange_until_idle(host);
         peer
     }
 
     /// Exchanges bytes until neither side has any.
-    fn talk(&mut self, host: &mut Host) {
+    fn exchange_until_idle(&mut self, host: &mut Host) {
         loop {
             let said = self.link.tx.take_all();
             if !said.is_empty() {
@@ -168,11 +168,11 @@ impl Peer {
             if said.is_empty() && answer.is_empty() {
                 return;
             }
-            self.hear(host.now, &answer);
+            self.receive(host.now, &answer);
         }
     }
 
-    fn hear(&mut self, now: Time, mut answer: &[u8]) {
+    fn receive(&mut self, now: Time, mut answer: &[u8]) {
         // As the node does once a session is open.
         self.link.open(crate::frame::Limits::OPEN);
         let mut env = Env {
@@ -192,9 +192,9 @@ impl Peer {
         }
     }
 
-    fn say(&mut self, host: &mut Host, frame: &Frame) {
+    fn send_frame(&mut self, host: &mut Host, frame: &Frame) {
         self.link.emit(frame);
-        self.talk(host);
+        self.exchange_until_idle(host);
     }
 
     fn last<C: ControlBody>(&self) -> C {
@@ -203,7 +203,7 @@ impl Peer {
             .unwrap()
     }
 
-    fn heard(&self, tag: Tag) -> usize {
+    fn count_received(&self, tag: Tag) -> usize {
         self.heard.iter().filter(|f| f.tag == tag).count()
     }
 }
@@ -254,7 +254,7 @@ fn open() -> (Host, Peer) {
 fn open_with(config: Config, supported: u64) -> (Host, Peer) {
     let mut host = Host::new(config, none("b"));
     let mut peer = Peer::connect(&mut host, &none("a"));
-    peer.say(
+    peer.send_frame(
         &mut host,
         &ClientIdent {
             supported,
@@ -275,7 +275,7 @@ fn the_receiver_drops_what_it_has_seen() {
     let run = || {
         let (mut host, mut peer) = open();
         for seq in [1, 2, 2, 1, 3] {
-            peer.say(&mut host, &message(seq));
+            peer.send_frame(&mut host, &message(seq));
         }
         host.messages()
     };
@@ -287,14 +287,14 @@ fn the_receiver_drops_what_it_has_seen() {
 #[test]
 fn a_gap_is_an_error_that_ends_the_session() {
     let (mut host, mut peer) = open();
-    peer.say(&mut host, &message(1));
-    peer.say(&mut host, &message(3));
+    peer.send_frame(&mut host, &message(1));
+    peer.send_frame(&mut host, &message(3));
     assert_eq!(host.messages(), [101]);
     let gap = Fault::Gap {
         expected: 2,
         got: 3,
     };
-    assert_eq!(host.closed(), Some(&CloseReason::Fault(gap)));
+    assert_eq!(host.close_reason(), Some(&CloseReason::Fault(gap)));
     assert_eq!(host.hung_up, [peer.at]);
     assert_eq!(host.node.load(), (0, 0));
 }
@@ -305,16 +305,19 @@ fn acknowledgements_are_cumulative_and_ride_along_or_go_alone_when_idle() {
     for seq in 1..=5 {
         peer.link.emit(&message(seq));
     }
-    peer.talk(&mut host);
-    assert_eq!((peer.heard(Tag::Ack), peer.last::<Ack>().0), (1, 5));
+    peer.exchange_until_idle(&mut host);
+    assert_eq!(
+        (peer.count_received(Tag::Ack), peer.last::<Ack>().0),
+        (1, 5)
+    );
     // With something to send there is no frame of its own.
     peer.link.emit(&message(6));
     let _ = host.accepted[0]
         .1
         .try_send(Message::data(1, 9, vec![1]))
         .unwrap();
-    peer.talk(&mut host);
-    assert_eq!(peer.heard(Tag::Ack), 1);
+    peer.exchange_until_idle(&mut host);
+    assert_eq!(peer.count_received(Tag::Ack), 1);
     let frame = peer.heard.last().unwrap();
     assert_eq!(Header::decode(&frame.segments[0]).unwrap().ack_seq, 6);
     // Cumulative the other way, too.
@@ -324,18 +327,18 @@ fn acknowledgements_are_cumulative_and_ride_along_or_go_alone_when_idle() {
             .try_send(Message::data(1, 9, vec![1]))
             .unwrap();
     }
-    peer.talk(&mut host);
+    peer.exchange_until_idle(&mut host);
     assert_eq!(host.accepted[0].1.load().unacked, 4);
-    peer.say(&mut host, &Ack(3).frame());
+    peer.send_frame(&mut host, &Ack(3).frame());
     assert_eq!(host.accepted[0].1.load().unacked, 1);
 }
 
 #[test]
 fn an_acknowledgement_of_what_was_never_sent_ends_the_session() {
     let (mut host, mut peer) = open();
-    peer.say(&mut host, &Ack(1).frame());
+    peer.send_frame(&mut host, &Ack(1).frame());
     let lie = Fault::AckOfUnsent { acked: 1, sent: 0 };
-    assert_eq!(host.closed(), Some(&CloseReason::Fault(lie)));
+    assert_eq!(host.close_reason(), Some(&CloseReason::Fault(lie)));
 }
 
 #[test]
@@ -368,7 +371,7 @@ fn reconnect_is_refused_with_reset_when_the_session_is_unknown() {
             client_cookie,
             ..reconnect(server_cookie, 11, 1, 0)
         };
-        again.say(&mut host, &ask.frame());
+        again.send_frame(&mut host, &ask.frame());
         assert!(again.last::<Reset>().full);
         assert!(
             host.hung_up.contains(&again.at),
@@ -377,9 +380,9 @@ fn reconnect_is_refused_with_reset_when_the_session_is_unknown() {
     }
     // Another host cannot have it either, whatever it knows.
     let mut thief = Peer::connect(&mut host, &none("c"));
-    thief.say(&mut host, &reconnect(cookie, 12, 1, 0).frame());
+    thief.send_frame(&mut host, &reconnect(cookie, 12, 1, 0).frame());
     assert!(thief.last::<Reset>().full);
-    assert!(host.closed().is_none());
+    assert!(host.close_reason().is_none());
     assert_eq!(host.node.stats().refused_reset, 3);
 }
 
@@ -388,13 +391,13 @@ fn reconnect_is_refused_with_retry_when_its_connect_sequence_is_used_up() {
     let (mut host, peer) = open();
     let cookie = host_cookie(&peer);
     let mut second = Peer::connect(&mut host, &none("a"));
-    second.say(&mut host, &reconnect(cookie, 11, 7, 0).frame());
+    second.send_frame(&mut host, &reconnect(cookie, 11, 7, 0).frame());
     assert_eq!(second.last::<ReconnectOk>().0, 0);
     let mut third = Peer::connect(&mut host, &none("a"));
-    third.say(&mut host, &reconnect(cookie, 12, 7, 0).frame());
+    third.send_frame(&mut host, &reconnect(cookie, 12, 7, 0).frame());
     assert_eq!(third.last::<Retry>().0, 7);
     // On the same connection, with a number above.
-    third.say(&mut host, &reconnect(cookie, 13, 8, 0).frame());
+    third.send_frame(&mut host, &reconnect(cookie, 13, 8, 0).frame());
     third.last::<ReconnectOk>();
     assert!(
         host.hung_up.contains(&second.at),
@@ -408,10 +411,10 @@ fn a_connection_that_comes_late_is_refused_with_retry_global() {
     let cookie = host_cookie(&peer);
     for frame in [reconnect(cookie, 10, 1, 0).frame(), ident(5, 9).frame()] {
         let mut late = Peer::connect(&mut host, &none("a"));
-        late.say(&mut host, &frame);
+        late.send_frame(&mut host, &frame);
         assert_eq!(late.last::<RetryGlobal>().0, 10);
     }
-    assert!(host.closed().is_none());
+    assert!(host.close_reason().is_none());
     assert_eq!(host.node.stats().refused_retry_global, 2);
 }
 
@@ -425,7 +428,7 @@ fn a_session_beyond_the_limit_is_refused_with_wait() {
         0,
     );
     let mut more = Peer::connect(&mut host, &none("c"));
-    more.say(&mut host, &ident(8, 1).frame());
+    more.send_frame(&mut host, &ident(8, 1).frame());
     more.last::<Wait>();
     assert!(host.hung_up.contains(&more.at));
     assert_eq!(host.node.load(), (1, 0));
@@ -446,14 +449,14 @@ fn the_connecting_side_obeys_all_four_refusals() {
     };
     let mut peer = Peer::answer(&mut host, &none("b"));
     // Wait: hangs up, and comes again after the pause.
-    peer.say(&mut host, &Wait.frame());
+    peer.send_frame(&mut host, &Wait.frame());
     assert_eq!(host.hung_up, [peer.at]);
-    host.pass(Duration::from_secs(1));
+    host.advance(Duration::from_secs(1));
     let mut peer = Peer::answer(&mut host, &none("b"));
     // Retry global: the same question with a number above.
-    peer.say(&mut host, &RetryGlobal(500).frame());
+    peer.send_frame(&mut host, &RetryGlobal(500).frame());
     assert_eq!(peer.last::<ClientIdent>().global_seq, 501);
-    peer.say(&mut host, &server_ident.frame());
+    peer.send_frame(&mut host, &server_ident.frame());
     // Retry, after a fault while there is something to send.
     host.with_node(|node, _| {
         node.queue(id)
@@ -463,19 +466,19 @@ fn the_connecting_side_obeys_all_four_refusals() {
             .0
     });
     host.with_node(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
-    host.pass(Duration::from_secs(1));
+    host.advance(Duration::from_secs(1));
     let mut peer = Peer::answer(&mut host, &none("b"));
     let asked = peer.last::<Reconnect>();
     assert_eq!(
         (asked.server_cookie, asked.connect_seq, asked.global_seq),
         (9, 1, 502)
     );
-    peer.say(&mut host, &Retry(40).frame());
+    peer.send_frame(&mut host, &Retry(40).frame());
     assert_eq!(peer.last::<Reconnect>().connect_seq, 41);
     // Reset: reported, and nothing is sent again.
-    peer.say(&mut host, &Reset { full: true }.frame());
-    assert_eq!(host.closed(), Some(&CloseReason::PeerLostSession));
-    assert_eq!(peer.heard(Tag::Message), 0);
+    peer.send_frame(&mut host, &Reset { full: true }.frame());
+    assert_eq!(host.close_reason(), Some(&CloseReason::PeerLostSession));
+    assert_eq!(peer.count_received(Tag::Message), 0);
 }
 
 #[test]
@@ -492,9 +495,9 @@ fn a_lossy_session_where_a_lossless_one_was_asked_for_is_refused() {
         flags: FLAG_LOSSY,
         cookie: 0,
     };
-    peer.say(&mut host, &granted.frame());
+    peer.send_frame(&mut host, &granted.frame());
     assert_eq!(
-        host.closed(),
+        host.close_reason(),
         Some(&CloseReason::Fault(Fault::LossyGranted))
     );
 }
@@ -507,14 +510,14 @@ fn missing_features_are_named_on_both_sides() {
     };
     let mut host = Host::new(config, none("b"));
     let mut peer = Peer::connect(&mut host, &none("a"));
-    peer.say(&mut host, &ident(5, 1).frame());
+    peer.send_frame(&mut host, &ident(5, 1).frame());
     assert_eq!(peer.last::<MissingFeatures>().0, 0b1000);
     let mut host = Host::new(Config::default(), none("a"));
     host.with_node(|node, env| node.open(env, Target::lossless(addr())));
     let mut peer = Peer::answer(&mut host, &none("b"));
-    peer.say(&mut host, &MissingFeatures(0b1000).frame());
+    peer.send_frame(&mut host, &MissingFeatures(0b1000).frame());
     let missing = Fault::MissingFeatures { missing: 0b1000 };
-    assert_eq!(host.closed(), Some(&CloseReason::Fault(missing)));
+    assert_eq!(host.close_reason(), Some(&CloseReason::Fault(missing)));
 }
 
 #[test]
@@ -522,9 +525,9 @@ fn a_peer_that_acknowledges_more_than_was_sent_when_it_reconnects_is_refused() {
     let (mut host, peer) = open();
     let cookie = host_cookie(&peer);
     let mut liar = Peer::connect(&mut host, &none("a"));
-    liar.say(&mut host, &reconnect(cookie, 11, 1, 3).frame());
+    liar.send_frame(&mut host, &reconnect(cookie, 11, 1, 3).frame());
     let lie = Fault::AckOfUnsent { acked: 3, sent: 0 };
-    assert_eq!(host.closed(), Some(&CloseReason::Fault(lie)));
+    assert_eq!(host.close_reason(), Some(&CloseReason::Fault(lie)));
     assert!(host.hung_up.contains(&liar.at));
 }
 
@@ -538,11 +541,11 @@ fn a_reconnect_drops_what_the_peer_has_and_sends_the_rest_again_in_order() {
             .try_send(Message::data(1, tid, vec![1]))
             .unwrap();
     }
-    peer.talk(&mut host);
-    peer.say(&mut host, &Ack(1).frame());
+    peer.exchange_until_idle(&mut host);
+    peer.send_frame(&mut host, &Ack(1).frame());
     host.with_node(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
     let mut again = Peer::connect(&mut host, &none("a"));
-    again.say(&mut host, &reconnect(cookie, 11, 1, 2).frame());
+    again.send_frame(&mut host, &reconnect(cookie, 11, 1, 2).frame());
     let sent: Vec<_> = again
         .heard
         .iter()
@@ -564,11 +567,11 @@ fn done_is_not_received_and_needs_both_sides_to_agree_on_it() {
         .1
         .try_send(Message::data(1, 8, vec![1; 10]))
         .unwrap();
-    peer.talk(&mut host);
-    peer.say(&mut host, &Ack(1).frame());
+    peer.exchange_until_idle(&mut host);
+    peer.send_frame(&mut host, &Ack(1).frame());
     let load = host.accepted[0].1.load();
     assert_eq!((load.unacked, load.bytes, load.count), (0, 0, 1));
-    peer.say(&mut host, &Done(1).frame());
+    peer.send_frame(&mut host, &Done(1).frame());
     assert_eq!(host.accepted[0].1.load().count, 0);
     assert!(
         host.events
@@ -577,9 +580,9 @@ fn done_is_not_received_and_needs_both_sides_to_agree_on_it() {
     );
     // Without the agreement the frame does not belong here.
     let (mut host, mut peer) = open();
-    peer.say(&mut host, &Done(0).frame());
+    peer.send_frame(&mut host, &Done(0).frame());
     assert!(matches!(
-        host.closed(),
+        host.close_reason(),
         Some(CloseReason::Fault(Fault::Unexpected { .. }))
     ));
 }
@@ -590,26 +593,26 @@ fn a_keepalive_is_answered_with_its_stamp_and_a_flood_of_them_with_one_answer() 
     for sec in 1..=1000 {
         peer.link.emit(&Keepalive2(Stamp { sec, nsec: 7 }).frame());
     }
-    peer.talk(&mut host);
-    assert_eq!(peer.heard(Tag::Keepalive2Ack), 1);
+    peer.exchange_until_idle(&mut host);
+    assert_eq!(peer.count_received(Tag::Keepalive2Ack), 1);
     assert_eq!(peer.last::<Keepalive2Ack>().0, Stamp { sec: 1000, nsec: 7 });
 }
 
 #[test]
 fn keepalives_go_out_at_their_interval_and_silence_is_a_fault_at_the_deadline() {
     let (mut host, mut peer) = open();
-    host.pass(Duration::from_secs(10));
-    peer.talk(&mut host);
-    assert_eq!(peer.heard(Tag::Keepalive2), 1);
+    host.advance(Duration::from_secs(10));
+    peer.exchange_until_idle(&mut host);
+    assert_eq!(peer.count_received(Tag::Keepalive2), 1);
     let stamp = peer.last::<Keepalive2>().0;
-    host.pass(Duration::from_secs(1));
-    peer.say(&mut host, &Keepalive2Ack(stamp).frame());
+    host.advance(Duration::from_secs(1));
+    peer.send_frame(&mut host, &Keepalive2Ack(stamp).frame());
     let second = Duration::from_secs(1);
     assert!(host.events.iter().any(|(_, e)| matches!(
         e, Event::Alive { round_trip } if *round_trip == second)));
-    host.pass(Duration::from_secs(9));
-    peer.talk(&mut host);
-    host.pass(Duration::from_secs(20));
+    host.advance(Duration::from_secs(9));
+    peer.exchange_until_idle(&mut host);
+    host.advance(Duration::from_secs(20));
     assert!(host.events.iter().any(|(_, e)| matches!(
         e,
         Event::Interrupted {
@@ -633,17 +636,17 @@ fn a_keepalive_that_a_fault_swallowed_is_asked_again_and_not_parked() {
         cookie: 9,
     };
     let mut peer = Peer::answer(&mut host, &none("b"));
-    peer.say(&mut host, &granted.frame());
+    peer.send_frame(&mut host, &granted.frame());
     let _ = host.with_node(|node, _| node.queue(id).unwrap().keepalive().unwrap());
-    peer.talk(&mut host);
-    assert_eq!(peer.heard(Tag::Keepalive2), 1);
+    peer.exchange_until_idle(&mut host);
+    assert_eq!(peer.count_received(Tag::Keepalive2), 1);
     host.with_node(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
-    host.pass(Duration::from_secs(1));
+    host.advance(Duration::from_secs(1));
     let mut peer = Peer::answer(&mut host, &none("b"));
-    peer.say(&mut host, &ReconnectOk(0).frame());
-    assert_eq!(peer.heard(Tag::Keepalive2), 1);
+    peer.send_frame(&mut host, &ReconnectOk(0).frame());
+    assert_eq!(peer.count_received(Tag::Keepalive2), 1);
     // Answered, the next fault parks.
-    peer.say(&mut host, &Keepalive2Ack(Stamp { sec: 0, nsec: 0 }).frame());
+    peer.send_frame(&mut host, &Keepalive2Ack(Stamp { sec: 0, nsec: 0 }).frame());
     host.with_node(|node, env| node.on_lost(env, peer.at, Fault::Disconnected));
     let parked = |e: &(SessionId, Event)| matches!(e.1, Event::Interrupted { parked: true, .. });
     assert_eq!(host.events.iter().filter(|e| parked(e)).count(), 1);
@@ -664,7 +667,7 @@ fn pauses_between_attempts_double_up_to_the_limit_with_jitter() {
         host.with_node(|node, env| node.on_lost(env, link, Fault::Disconnected));
         let pause = host.node.next_timer().unwrap() - host.now;
         pauses.push(pause.as_millis());
-        host.pass(pause);
+        host.advance(pause);
     }
     let full = [100, 200, 400, 800, 1000, 1000, 1000, 1000];
     for (pause, full) in pauses.iter().zip(full) {
@@ -700,7 +703,7 @@ fn a_peer_without_the_secret_cannot_pose_as_the_accepting_side() {
     Peer::answer(&mut host, &secret(8));
     // It refuses us, as it cannot check our proof, and has nothing to show for itself.
     assert!(matches!(
-        host.closed(),
+        host.close_reason(),
         Some(CloseReason::Fault(Fault::Auth(_)))
     ));
 }
@@ -709,8 +712,8 @@ fn a_peer_without_the_secret_cannot_pose_as_the_accepting_side() {
 fn a_changed_byte_in_a_secure_session_ends_it() {
     let mut host = Host::new(Config::default(), secret(7));
     let mut peer = Peer::connect(&mut host, &secret(7));
-    peer.say(&mut host, &ident(5, 1).frame());
-    peer.say(&mut host, &message(1));
+    peer.send_frame(&mut host, &ident(5, 1).frame());
+    peer.send_frame(&mut host, &message(1));
     peer.link.emit(&message(2));
     let mut bytes = peer.link.tx.take_all();
     let last = bytes.len() - 1;
@@ -718,7 +721,7 @@ fn a_changed_byte_in_a_secure_session_ends_it() {
     host.with_node(|node, env| node.on_bytes(env, peer.at, &bytes));
     assert_eq!(host.messages(), [101]);
     assert!(matches!(
-        host.closed(),
+        host.close_reason(),
         Some(CloseReason::Fault(Fault::Frame(
             FrameError::Authentication { .. }
         )))
@@ -740,10 +743,10 @@ fn connections_beyond_the_limit_are_turned_away_and_slow_ones_run_out_of_time() 
     assert_eq!((handshakes_refused, host.node.load()), (992, (1, 8)));
     assert_eq!(host.node.stats().handshakes_refused, 992);
     // Others go on, and the flood's places are free again after the handshake's time.
-    peer.say(&mut host, &message(1));
+    peer.send_frame(&mut host, &message(1));
     assert_eq!(host.messages(), [101]);
-    host.pass(Config::default().handshake_timeout);
-    peer.talk(&mut host);
+    host.advance(Config::default().handshake_timeout);
+    peer.exchange_until_idle(&mut host);
     assert_eq!(host.node.load(), (1, 0));
     assert_eq!(host.hung_up.len(), 8);
 }

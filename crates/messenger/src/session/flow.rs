@@ -207,14 +207,14 @@ impl Session {
         Keepalive2(stamp).frame()
     }
 
-    fn answer_due(&self) -> Option<Time> {
+    fn next_answer_time(&self) -> Option<Time> {
         self.keepalive
             .asked
             .map(|at| at + self.config.keepalive_timeout)
     }
 
     pub(super) fn keepalive_timer(&self) -> Option<Time> {
-        match (self.answer_due(), self.keepalive.next) {
+        match (self.next_answer_time(), self.keepalive.next) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
@@ -222,7 +222,7 @@ impl Session {
 
     pub(super) fn keepalive_due(&mut self, cx: &mut Cx<'_>) {
         let now = cx.env.now;
-        if self.answer_due().is_some_and(|at| at <= now) {
+        if self.next_answer_time().is_some_and(|at| at <= now) {
             self.fault(cx, Fault::KeepaliveTimeout);
             return;
         }

@@ -45,7 +45,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    pub(super) fn lost(doing: &'static str) -> impl Fn(io::Error) -> ClientError {
+    pub(super) fn connection_lost(doing: &'static str) -> impl Fn(io::Error) -> ClientError {
         move |source| ClientError::Connection { doing, source }
     }
 }

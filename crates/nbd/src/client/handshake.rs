@@ -65,7 +65,7 @@ impl<S: Read + Write> Client<S> {
             0 => wire::CLIENT_FIXED_NEWSTYLE,
             _ => wire::CLIENT_FIXED_NEWSTYLE | wire::CLIENT_NO_ZEROES,
         };
-        let lost = ClientError::lost("in the handshake");
+        let lost = ClientError::connection_lost("in the handshake");
         self.stream.write_all(&answer.to_be_bytes()).map_err(lost)
     }
 
@@ -74,7 +74,7 @@ impl<S: Read + Write> Client<S> {
         bytes.extend_from_slice(&option.to_be_bytes());
         bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
         bytes.extend_from_slice(data);
-        let lost = ClientError::lost("in the handshake");
+        let lost = ClientError::connection_lost("in the handshake");
         self.stream.write_all(&bytes).map_err(&lost)?;
         self.stream.flush().map_err(&lost)
     }

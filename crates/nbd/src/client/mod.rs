@@ -157,7 +157,7 @@ impl<S: Read + Write> Client<S> {
         header.extend_from_slice(&self.cookie.to_be_bytes());
         header.extend_from_slice(&offset.to_be_bytes());
         header.extend_from_slice(&length.to_be_bytes());
-        let lost = ClientError::lost("sending a request");
+        let lost = ClientError::connection_lost("sending a request");
         self.stream.write_all(&header).map_err(&lost)?;
         self.stream.write_all(data).map_err(&lost)?;
         self.stream.flush().map_err(&lost)?;
@@ -170,7 +170,7 @@ impl<S: Read + Write> Client<S> {
     }
 
     fn take(&mut self, data: &mut [u8]) -> Result<(), ClientError> {
-        let lost = ClientError::lost("waiting for a reply");
+        let lost = ClientError::connection_lost("waiting for a reply");
         self.stream.read_exact(data).map_err(lost)
     }
 

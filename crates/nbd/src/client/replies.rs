@@ -148,7 +148,7 @@ impl<S: Read + Write> Client<S> {
                     }
                     if is_last {
                         outcome?;
-                        return match make_up(brought, data.len()) {
+                        return match covers_exactly(brought, data.len()) {
                             true => Ok(()),
                             false => {
                                 Err(ClientError::Protocol("a read's chunks do not make it up"))
@@ -231,7 +231,7 @@ impl<S: Read + Write> Client<S> {
             }
             if is_last {
                 outcome?;
-                clip(&mut ranges, u64::from(sent.length));
+                clip_to_request(&mut ranges, u64::from(sent.length));
                 return match ranges.is_empty() {
                     true => Err(ClientError::Protocol("block status says nothing")),
                     false => Ok(ranges),
@@ -249,7 +249,7 @@ fn range([bytes, state]: &[[u8; 4]; 2]) -> Allocation {
 }
 
 /// Leaves out what is behind the request's end, where the protocol lets the last range reach, and what is empty.
-fn clip(ranges: &mut Vec<Allocation>, length: u64) {
+fn clip_to_request(ranges: &mut Vec<Allocation>, length: u64) {
     let mut left = length;
     for range in ranges.iter_mut() {
         range.bytes = range.bytes.min(left);
@@ -266,7 +266,7 @@ fn within(sent: SentRequest, at: u64, bytes: u32) -> Option<Range<usize>> {
 }
 
 /// Whether so many bytes are there, each once.
-fn make_up(mut parts: Vec<Range<usize>>, bytes: usize) -> bool {
+fn covers_exactly(mut parts: Vec<Range<usize>>, bytes: usize) -> bool {
     parts.sort_by_key(|part| part.start);
     let mut end = 0;
     parts.iter().all(|part| {

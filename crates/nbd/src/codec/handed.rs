@@ -127,7 +127,7 @@ impl ConnectionState {
         if fixed[..4] != MAGIC {
             return Err(HandedError::Magic);
         }
-        let version = u16::from_le_bytes(le(fixed, 4));
+        let version = u16::from_le_bytes(bytes_at(fixed, 4));
         if version != VERSION {
             return Err(HandedError::Version(version));
         }
@@ -138,8 +138,8 @@ impl ConnectionState {
             _ => return Err(HandedError::Field("form of replies")),
         };
         let contexts = ContextSet::from_bits(fixed[7]).ok_or(HandedError::Field("context"))?;
-        let name_bytes = usize::from(u16::from_le_bytes(le(fixed, 10)));
-        let unread_bytes = u32::from_le_bytes(le(fixed, 28)) as usize;
+        let name_bytes = usize::from(u16::from_le_bytes(bytes_at(fixed, 10)));
+        let unread_bytes = u32::from_le_bytes(bytes_at(fixed, 28)) as usize;
         let too_long = name_bytes > NAME_BYTES_MAX || unread_bytes > UNREAD_BYTES_MAX;
         if too_long || rest.len() != name_bytes + unread_bytes {
             return Err(HandedError::Field("length"));
@@ -149,16 +149,16 @@ impl ConnectionState {
         Ok(ConnectionState {
             export: export.to_owned(),
             session: Session { headers, contexts },
-            flags: u16::from_le_bytes(le(fixed, 8)),
-            logical_block: u32::from_le_bytes(le(fixed, 12)),
-            bytes: u64::from_le_bytes(le(fixed, 16)),
-            skip: u32::from_le_bytes(le(fixed, 24)),
+            flags: u16::from_le_bytes(bytes_at(fixed, 8)),
+            logical_block: u32::from_le_bytes(bytes_at(fixed, 12)),
+            bytes: u64::from_le_bytes(bytes_at(fixed, 16)),
+            skip: u32::from_le_bytes(bytes_at(fixed, 24)),
             unread: unread.to_vec(),
         })
     }
 }
 
-fn le<const N: usize>(bytes: &[u8; FIXED_BYTES], at: usize) -> [u8; N] {
+fn bytes_at<const N: usize>(bytes: &[u8; FIXED_BYTES], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out

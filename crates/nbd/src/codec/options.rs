@@ -103,7 +103,7 @@ fn info_request(data: &[u8]) -> Result<(&str, &[u8]), (u32, &'static str)> {
 pub(super) fn list_contexts<D: Directory>(data: &[u8], directory: &D, out: &mut Vec<u8>) {
     let option = wire::OPT_LIST_META_CONTEXT;
     if let Some((_, queries)) = context_request(option, data, directory, out) {
-        tell_contexts(option, ContextSet::listed_by(&queries), out);
+        encode_contexts(option, ContextSet::listed_by(&queries), out);
     }
 }
 
@@ -116,11 +116,11 @@ pub(super) fn select_contexts<D: Directory>(
     let option = wire::OPT_SET_META_CONTEXT;
     let (name, queries) = context_request(option, data, directory, out)?;
     let selected = ContextSet::selected_by(&queries);
-    tell_contexts(option, selected, out);
+    encode_contexts(option, selected, out);
     Some((name.to_owned(), selected))
 }
 
-fn tell_contexts(option: u32, contexts: ContextSet, out: &mut Vec<u8>) {
+fn encode_contexts(option: u32, contexts: ContextSet, out: &mut Vec<u8>) {
     for context in contexts.iter() {
         let mut body = context.id().to_be_bytes().to_vec();
         body.extend_from_slice(context.name().as_bytes());

@@ -304,7 +304,7 @@ impl Decoder {
     }
 }
 
-fn be<const N: usize>(bytes: &[u8; EXTENDED_HEADER_BYTES], at: usize) -> [u8; N] {
+fn bytes_at<const N: usize>(bytes: &[u8; EXTENDED_HEADER_BYTES], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
@@ -319,20 +319,20 @@ fn decode(
     session: Session,
     limits: &Limits,
 ) -> (State, Event) {
-    let magic = u32::from_be_bytes(be(bytes, 0));
-    let flags = u16::from_be_bytes(be(bytes, 4));
-    let code = u16::from_be_bytes(be(bytes, 6));
-    let cookie = u64::from_be_bytes(be(bytes, 8));
-    let offset = u64::from_be_bytes(be(bytes, 16));
+    let magic = u32::from_be_bytes(bytes_at(bytes, 0));
+    let flags = u16::from_be_bytes(bytes_at(bytes, 4));
+    let code = u16::from_be_bytes(bytes_at(bytes, 6));
+    let cookie = u64::from_be_bytes(bytes_at(bytes, 8));
+    let offset = u64::from_be_bytes(bytes_at(bytes, 16));
     let is_extended = session.headers == Headers::Extended;
     let (expected, length) = match is_extended {
         true => (
             wire::EXTENDED_REQUEST_MAGIC,
-            u64::from_be_bytes(be(bytes, 24)),
+            u64::from_be_bytes(bytes_at(bytes, 24)),
         ),
         false => (
             wire::REQUEST_MAGIC,
-            u64::from(u32::from_be_bytes(be(bytes, 24))),
+            u64::from(u32::from_be_bytes(bytes_at(bytes, 24))),
         ),
     };
     if magic != expected {

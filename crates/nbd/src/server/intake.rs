@@ -98,7 +98,7 @@ impl Intake {
     }
 
     /// What was received and not consumed, while no receive is in flight.
-    pub(super) fn leftover(&self) -> &[u8] {
+    pub(super) fn unconsumed(&self) -> &[u8] {
         let received = self.received().unwrap_or_default();
         received.get(self.start..self.end).unwrap_or_default()
     }

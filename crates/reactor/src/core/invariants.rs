@@ -26,7 +26,7 @@ impl Core {
         );
         let armed_files = total(|state| usize::from(state.armed_file.is_some()));
         assert_eq!(
-            self.files.users(),
+            self.files.total_in_flight(),
             self.ops.count_on_files() + armed_files,
             "users of files, against operations in flight on them"
         );

@@ -67,7 +67,7 @@ impl Source for Idle {
     fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
 }
 
-fn core_over(driver: AnyDriver) -> Core {
+fn core_with_driver(driver: AnyDriver) -> Core {
     let mailbox = Arc::new(Inbox::new(wake_fd().unwrap()));
     let pool = BufferPool::new(1 << 20, 4096).unwrap();
     Core::new(driver, mailbox, pool)
@@ -79,7 +79,7 @@ pub(crate) fn world() -> (Core, Rc<RefCell<Kernel>>, SourceId, FileIndex) {
         takes: true,
         ..Kernel::default()
     }));
-    let mut core = core_over(AnyDriver::Fake(Box::new(FakeDriver(Rc::clone(&kernel)))));
+    let mut core = core_with_driver(AnyDriver::Fake(Box::new(FakeDriver(Rc::clone(&kernel)))));
     let source = core.attach(|_| Idle);
     let file = core.register(memfd(c"device", 4096).unwrap());
     (core, kernel, source, file)
@@ -111,7 +111,7 @@ fn next(core: &mut Core) -> Option<(Token, Completion)> {
 }
 
 /// The key of the last call that was begun.
-fn begun(kernel: &RefCell<Kernel>) -> OpId {
+fn last_begun(kernel: &RefCell<Kernel>) -> OpId {
     OpId(kernel.borrow().started.last().expect("nothing was begun").0)
 }
 
@@ -122,7 +122,7 @@ fn a_buffer_held_until_taken_is_freed_by_the_enter_that_took_its_command_and_by_
     let buf = lend(&core);
     core.hold_until_submitted(buf);
     core.arm(source, 1, command(file));
-    let op = begun(&kernel);
+    let op = last_begun(&kernel);
     enter(&mut core);
     assert_eq!(core.pool().stats().lent, 4096, "the kernel has not read it");
     kernel.borrow_mut().takes = true;
@@ -265,9 +265,9 @@ fn armed_commands_of_several_sources_are_told_apart_and_each_ends_once() {
     let mut keys = Vec::new();
     for number in [0, 1, u32::MAX] {
         core.arm(first, number, command(file));
-        keys.push(begun(&kernel).0);
+        keys.push(last_begun(&kernel).0);
         core.arm(second, number, command(other));
-        keys.push(begun(&kernel).0);
+        keys.push(last_begun(&kernel).0);
     }
     assert_eq!(core.stats().armed_commands, 6);
     let results = keys.iter().zip(10..).map(|(&key, raw)| (key, raw));
@@ -369,7 +369,7 @@ fn a_result_is_judged_when_its_source_is_told_and_a_short_transfer_goes_on_untol
 fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() {
     let (mut core, kernel, source, file) = world();
     core.arm(source, 1, command(file));
-    let armed = begun(&kernel);
+    let armed = last_begun(&kernel);
     let other = core.submit(source, Token(2), Op::Command(command(file)));
     core.close(file);
     core.detach(source);
@@ -552,7 +552,7 @@ fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
     // SAFETY: the mapping outlives the ring, and is looked at only between operations.
     unsafe { ring.fill_slot(5, iovec) }.unwrap();
     let at = memory.start as u32;
-    let mut core = core_over(AnyDriver::Uring(ring));
+    let mut core = core_with_driver(AnyDriver::Uring(ring));
     let source = core.attach(|_| Idle);
     let file = memfd(c"disk", 300_000).unwrap();
     assert!(file.as_raw_fd() >= 0);

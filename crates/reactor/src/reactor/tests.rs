@@ -20,7 +20,7 @@ struct ArmedSource {
 }
 
 /// Begins an armed command that ends with the ring only.
-fn never_ends(cx: &mut Cx<'_>, socket: UnixStream) {
+fn arm_endless_poll(cx: &mut Cx<'_>, socket: UnixStream) {
     let file = cx.register(OwnedFd::from(socket));
     cx.core.arm_poll(cx.me, 1, file);
 }
@@ -32,7 +32,7 @@ impl ArmedSource {
         dropped: Sender<()>,
         stays: bool,
     ) -> ArmedSource {
-        never_ends(cx, socket);
+        arm_endless_poll(cx, socket);
         ArmedSource { dropped, stays }
     }
 }
@@ -168,7 +168,7 @@ fn memory_that_armed_commands_name_outlives_the_rings_thread() {
         let (dropped, source_dropped) = channel();
         let (_ours, theirs) = UnixStream::pair().unwrap();
         let attached = reactor.handle().attach(move |cx| {
-            never_ends(cx, theirs);
+            arm_endless_poll(cx, theirs);
             let own = Buf::allocate(4096).expect("memory");
             let start = std::ptr::NonNull::new(own.as_ptr().cast_mut()).expect("an address");
             let owner = Box::new((FreeReporter(freed_to), own));
@@ -205,7 +205,7 @@ struct ArmedReactor {
     dropped: Receiver<()>,
 }
 
-fn endless(stays: bool) -> Option<ArmedReactor> {
+fn start_armed_reactor(stays: bool) -> Option<ArmedReactor> {
     let reactor = ring()?;
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (to, dropped) = channel();
@@ -227,7 +227,7 @@ fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
             mut reactor,
             ours,
             dropped,
-        }) = endless(stays)
+        }) = start_armed_reactor(stays)
         else {
             return;
         };
@@ -261,7 +261,7 @@ fn a_drained_reactor_that_is_dropped_ends() {
         mut reactor,
         ours: _ours,
         dropped,
-    }) = endless(false)
+    }) = start_armed_reactor(false)
     else {
         return;
     };

@@ -14,7 +14,7 @@ const READ: Op = Op::Read {
     sectors: 8,
 };
 
-fn answered(is_sampled: bool) -> Timeline {
+fn answered_timeline(is_sampled: bool) -> Timeline {
     let mut timeline = Timeline::new(is_sampled, monotonic_ns());
     timeline.on_step(Step::Plan);
     timeline.on_wait(Step::Plan, Step::Fetch, monotonic_ns());
@@ -49,14 +49,14 @@ fn threads_count_for_themselves_and_are_summed_up() {
 fn waits_are_timed_always_and_the_other_steps_of_sampled_requests() {
     let latencies = Latencies::unobserved();
     let table = latencies.table_of_this_thread();
-    latencies.on_answered(&table, (&READ, 4096), &answered(false), Ok(()));
+    latencies.on_answered(&table, (&READ, 4096), &answered_timeline(false), Ok(()));
     let counts = latencies.counts();
     let read = counts.op(OpKind::Read);
     assert_eq!(read.step(Step::Fetch).count(), 1);
     assert!(read.step(Step::Fetch).sum_ns() >= 2_000_000);
     assert!(read.requests.sum_ns() >= read.step(Step::Fetch).sum_ns());
     assert_eq!(read.step(Step::Move).count(), 0);
-    latencies.on_answered(&table, (&READ, 4096), &answered(true), Ok(()));
+    latencies.on_answered(&table, (&READ, 4096), &answered_timeline(true), Ok(()));
     let since = latencies.counts().since(&counts);
     let read = since.op(OpKind::Read);
     let steps = Step::ALL.map(|step| read.step(step).sum_ns());
@@ -75,7 +75,7 @@ fn a_slow_request_is_kept_with_the_step_that_took_the_time() {
     let table = latencies.table_of_this_thread();
     latencies.on_answered(&table, (&READ, 4096), &Timeline::new(false, 0), Ok(()));
     for _ in 0..10 {
-        latencies.on_answered(&table, (&READ, 4096), &answered(false), Ok(()));
+        latencies.on_answered(&table, (&READ, 4096), &answered_timeline(false), Ok(()));
     }
     let (kept, omitted) = slow.take();
     assert_eq!((kept.len(), omitted), (8, 2), "the list is bounded");

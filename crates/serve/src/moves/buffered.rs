@@ -57,8 +57,8 @@ struct Target<'a> {
 
 impl Target<'_> {
     /// The range around the piece that direct I/O takes.
-    fn superset(&self) -> Range<u64> {
-        superset(self.piece, self.offset, self.file.align)
+    fn aligned_range(&self) -> Range<u64> {
+        aligned_range(self.piece, self.offset, self.file.align)
     }
 }
 
@@ -175,7 +175,7 @@ impl BufferedMove {
         if self.bounce != Bounce::Free {
             return false;
         }
-        let range = target.superset();
+        let range = target.aligned_range();
         let len = (range.end - range.start) as usize;
         if len > port.reserve_len() {
             // It could wait for ever. The reserve is made for the largest request.
@@ -212,7 +212,7 @@ impl BufferedMove {
 
     /// Begins a piece through the bounce buffer.
     fn begin_through(&mut self, port: &mut impl Port, target: Target<'_>, mut buf: Buf) {
-        let start = target.superset().start;
+        let start = target.aligned_range().start;
         if self.direction == Direction::Write {
             // Bytes before the piece may be another extent's: never written over.
             if start != target.offset {
@@ -279,7 +279,7 @@ impl BufferedMove {
             && result.is_ok()
             && let (Some(target), Some(part)) = (find_target(pieces, files, at), part)
         {
-            let skip = (target.offset - target.superset().start) as usize;
+            let skip = (target.offset - target.aligned_range().start) as usize;
             part.copy_from_slice(&buf[skip..skip + piece.len as usize]);
         }
     }
@@ -312,7 +312,7 @@ fn find_target<'a>(pieces: &'a [Piece], files: &'a [OpenFile], at: usize) -> Opt
 }
 
 /// The aligned range around a piece.
-fn superset(piece: &Piece, offset: u64, align: DioAlign) -> Range<u64> {
+fn aligned_range(piece: &Piece, offset: u64, align: DioAlign) -> Range<u64> {
     let start = round_down(offset, align.offset);
     start..round_up(offset + u64::from(piece.len), align.offset)
 }

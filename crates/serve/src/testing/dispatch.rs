@@ -95,7 +95,7 @@ impl<R: Rig> Client<R> {
     }
 
     /// Goes on until this holds, and fails the case where that takes too long.
-    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+    fn run_until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         while !holds(self) {
             assert!(Instant::now() < deadline, "not in time: {what}");
@@ -110,7 +110,7 @@ impl<R: Rig> Client<R> {
     }
 
     fn answer(&mut self, id: u64) -> Result<Vec<u8>, i32> {
-        self.until("an answer", |client| client.answers.contains_key(&id));
+        self.run_until("an answer", |client| client.answers.contains_key(&id));
         self.answers.remove(&id).expect("it was waited for")
     }
 
@@ -141,12 +141,12 @@ impl<R: Rig> Client<R> {
     /// Nothing is left of any request: no tag, no plan.
     fn check_nothing_left(&mut self) {
         let device = Arc::clone(self.rig.device());
-        self.until("no request in flight or parked", |_| {
+        self.run_until("no request in flight or parked", |_| {
             let load = device.load();
             load.iter()
                 .all(|load| load.in_flight == 0 && load.parked == 0)
         });
-        self.until("no plan lives", |client| client.rig.disk().pins() == 0);
+        self.run_until("no plan lives", |client| client.rig.disk().pins() == 0);
         assert_eq!(device.counts().dropped, 0, "a request was dropped");
         let (taken, used) = self.rig.disk().blocks();
         assert_eq!(taken, used, "log space was lost");
@@ -284,7 +284,7 @@ pub mod cases {
             // What asks for no durability overtakes it.
             client.write(64, &pattern(2, 1), false);
             assert!(!client.answers.contains_key(&id), "{op:?} came too soon");
-            client.until("durability is asked for", |client| {
+            client.run_until("durability is asked for", |client| {
                 client.rig.disk().make_durable() == 1
             });
             assert_eq!(client.answer(id), Ok(Vec::new()), "{op:?}");
@@ -304,7 +304,7 @@ pub mod cases {
                 park_fetch,
                 ..Faults::NONE
             });
-            let begun = client.rig.disk().begun();
+            let begun = client.rig.disk().begin_count();
             let parked = client.send(
                 Op::Read {
                     sector: 0,
@@ -312,11 +312,11 @@ pub mod cases {
                 },
                 &[],
             );
-            client.until("it parks", |client| client.rig.disk().begun() > begun);
+            client.run_until("it parks", |client| client.rig.disk().begin_count() > begun);
             client.rig.disk().set_faults(Faults::NONE);
             client.check_read(8, 8);
             assert!(!client.answers.contains_key(&parked));
-            client.until("it is woken", |client| client.rig.disk().wake_all() == 1);
+            client.run_until("it is woken", |client| client.rig.disk().wake_all() == 1);
             assert_eq!(client.answer(parked).as_deref(), Ok(&client.model[..4096]));
         }
         client.check_nothing_left();
@@ -434,7 +434,9 @@ pub mod cases {
             client.send(write, &pattern(at, 8));
             client.send(Op::Read { sector, sectors }, &[]);
         }
-        client.until("some are begun", |client| client.rig.disk().begun() >= 6);
+        client.run_until("some are begun", |client| {
+            client.rig.disk().begin_count() >= 6
+        });
         client.rig.retire();
         client.rig.disk().set_faults(Faults::NONE);
         client.rig.disk().wake_all();

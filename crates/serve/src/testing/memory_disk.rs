@@ -281,7 +281,7 @@ impl MemoryDisk {
     }
 
     /// How often `begin` was called.
-    pub fn begun(&self) -> u64 {
+    pub fn begin_count(&self) -> u64 {
         self.begun.load(Ordering::SeqCst)
     }
 
@@ -307,7 +307,7 @@ impl MemoryDisk {
         (state.end / BLOCK_BYTES - free, used)
     }
 
-    fn due(&self, every: u64, count: u64) -> bool {
+    fn is_due(&self, every: u64, count: u64) -> bool {
         every > 0 && count.is_multiple_of(every)
     }
 
@@ -394,7 +394,7 @@ impl MemoryDisk {
             faults.piece_sectors
         };
         let count = self.writes.fetch_add(1, Ordering::SeqCst) + 1;
-        let fails = self.due(faults.fail_move, count);
+        let fails = self.is_due(faults.fail_move, count);
         let mut state = self.state();
         let (mut extents, mut pieces) = (Vec::new(), Vec::new());
         let mut at = 0;
@@ -462,7 +462,7 @@ impl Backend for MemoryDisk {
             (faults.park_space, Park::Space),
             (faults.park_fetch, Park::Fetch),
         ] {
-            if self.due(every, count) && *op != Op::Flush {
+            if self.is_due(every, count) && *op != Op::Flush {
                 self.state().wakers.push(waker.clone());
                 return Step::Park(cause);
             }

@@ -359,7 +359,7 @@ fn a_panic_over_a_parked_request_costs_that_request_alone() {
         *disk.panics.lock().unwrap() = panics;
         wake_parked(&disk);
         rig.with(|source, port| source.on_wake(port, KEY_RUN));
-        rig.returned();
+        rig.deliver_returned();
         // Those behind it in the same pass went on: nobody wakes them again.
         assert_eq!(describe_ops(&rig).len(), 3 - panics as usize);
         for tag in 0..panics as u16 {
@@ -415,7 +415,7 @@ fn what_is_parked_when_the_server_leaves_stays_with_the_driver() {
     *disk.parks.lock().unwrap() = 1;
     rig.come(0, WRITE, 8);
     rig.with(|source, port| source.on_stop(port));
-    rig.returned();
+    rig.deliver_returned();
     assert_eq!(rig.stats().abandoned, 1);
     assert!(rig.detached());
 }

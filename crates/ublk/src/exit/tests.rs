@@ -154,7 +154,7 @@ fn wait(
     (confirm_exit(&control, &ids, limits), begun.elapsed())
 }
 
-fn us() -> i32 {
+fn own_pid() -> i32 {
     std::process::id() as i32
 }
 
@@ -171,7 +171,7 @@ fn a_device_is_asked_until_it_has_no_server() {
         confirm: Duration::from_secs(60),
         ..SHORT
     };
-    let late = (0..128).map(|at| StateReply::Served(us(), at % 5));
+    let late = (0..128).map(|at| StateReply::Served(own_pid(), at % 5));
     let (unseen, took) = wait(late.collect(), limits);
     assert_eq!(unseen, BTreeMap::new());
     assert!(took < Duration::from_secs(30), "{took:?}");
@@ -179,14 +179,14 @@ fn a_device_is_asked_until_it_has_no_server() {
 
 #[test]
 fn a_successor_that_was_quicker_is_not_waited_for() {
-    let (unseen, _) = wait(vec![StateReply::Served(us() + 1, u32::MAX)], SHORT);
+    let (unseen, _) = wait(vec![StateReply::Served(own_pid() + 1, u32::MAX)], SHORT);
     assert_eq!(unseen, BTreeMap::new());
 }
 
 #[test]
 fn devices_that_stay_are_told_when_the_time_for_all_of_them_is_up() {
     let devices = [
-        StateReply::Served(us(), u32::MAX),
+        StateReply::Served(own_pid(), u32::MAX),
         StateReply::Served(-1, u32::MAX),
     ];
     let (unseen, took) = wait(devices.repeat(64), SHORT);
@@ -207,7 +207,7 @@ fn thousands_of_devices_have_no_more_time_than_one() {
         ..SHORT
     };
     let many = 16 * CONCURRENT_COMMANDS_MAX;
-    let (unseen, took) = wait(vec![StateReply::Served(us(), u32::MAX); many], limits);
+    let (unseen, took) = wait(vec![StateReply::Served(own_pid(), u32::MAX); many], limits);
     assert_eq!(unseen.len(), many);
     assert!(took < 5 * limits.confirm, "{took:?}");
 }

@@ -237,7 +237,7 @@ impl<H: Handler> Rig<H> {
     }
 
     /// Requests that were answered elsewhere come back.
-    pub(crate) fn returned(&mut self) {
+    pub(crate) fn deliver_returned(&mut self) {
         self.with(|source, port| source.on_wake(port, KEY_RETURN_QUEUE));
     }
 }
@@ -378,7 +378,7 @@ fn a_queue_leaves_when_all_its_tags_are_retired_and_answered() {
     assert_eq!((stats.aborts, stats.owned_at_abort), (2, 1));
     assert!(!rig.port.detached, "a request is at hand");
     keep.next().complete();
-    rig.returned();
+    rig.deliver_returned();
     assert_eq!(rig.committed(1), 4096);
     rig.answer(CommandKind::Fetch, 1, sys::RESULT_ABORT);
     assert!(rig.port.detached);
@@ -405,7 +405,7 @@ fn a_server_that_stops_finishes_what_it_has_and_leaves_the_rest() {
     assert!(!rig.port.detached);
     assert_eq!(rig.counters.stats().abandoned, 1);
     keep.next().complete();
-    rig.returned();
+    rig.deliver_returned();
     assert_eq!(rig.committed(0), 4096);
     assert!(rig.port.detached);
 }
@@ -421,7 +421,7 @@ fn before_linux_6_16_a_stopping_server_keeps_one_tag_idle() {
     assert_eq!(rig.counters.stats().abandoned, 0);
     keep.next().complete();
     keep.next().complete();
-    rig.returned();
+    rig.deliver_returned();
     assert!(rig.port.detached);
 }
 
@@ -451,7 +451,7 @@ fn a_panic_costs_its_request() {
         KeepingHandler::answering(Answer::Failed(0)),
     );
     rig.come(0, WRITE, 8);
-    rig.returned();
+    rig.deliver_returned();
     assert_eq!(rig.committed(0), -libc::EIO);
     let stats = rig.counters.stats();
     assert_eq!((stats.panics, stats.dropped), (1, 1));
@@ -478,7 +478,7 @@ fn requests_that_come_together_with_one_that_is_panicked_over_are_served() {
     rig.with(|source, port| source.on_armed_completions(port, |_| ends.next()));
     assert_eq!((rig.committed(0), rig.committed(2)), (4096, 8192));
     assert_eq!(rig.port.armed.len(), 2);
-    rig.returned();
+    rig.deliver_returned();
     for tag in [1, 3] {
         assert_eq!(rig.committed(tag), -libc::EIO);
     }
@@ -561,7 +561,7 @@ fn a_refused_read_whose_buffer_is_gone_fails() {
     let mut request = keep.next();
     request.set_buffer(Buf::allocate(4096).unwrap());
     request.complete();
-    rig.returned();
+    rig.deliver_returned();
     assert_eq!(rig.committed(0), 4096);
     rig.answer(CommandKind::Fetch, 0, -libc::EINVAL);
     rig.end(OpKind::RetryTimer, 0, 0);
@@ -578,7 +578,7 @@ fn a_copy_buffer_travels_with_its_request_and_keeps_its_room() {
         let mut request = keep.next();
         assert_eq!(request.buffer_mut().map(|buf| buf.len()), Some(bytes));
         request.complete();
-        rig.returned();
+        rig.deliver_returned();
         assert_eq!(rig.committed(0), bytes as i32);
     }
     // One that is lost is replaced, and a buffer of another size is copied from.
@@ -589,7 +589,7 @@ fn a_copy_buffer_travels_with_its_request_and_keeps_its_room() {
     other.fill(7);
     request.set_buffer(other);
     request.complete();
-    rig.returned();
+    rig.deliver_returned();
     rig.come(0, READ, 8);
     let mut request = keep.next();
     let buf = request.buffer_mut().unwrap();

@@ -77,7 +77,7 @@ impl<B: Backend> Connection<B> {
         let Some((skip, header)) = self.decoder.resume_point() else {
             return self.drain();
         };
-        let unread = [header, self.intake.leftover()].concat();
+        let unread = [header, self.intake.unconsumed()].concat();
         let (info, session) = (serving.export.info(), self.outbox.session());
         let state = ConnectionState::new(&info, session, skip, unread);
         match cx.duplicate(self.socket) {

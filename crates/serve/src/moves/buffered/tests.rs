@@ -61,7 +61,7 @@ fn only_aligned_pieces_are_moved_directly() {
     assert!(!is_direct(&piece(512, 512), 8192, align));
     assert!(!is_direct(&piece(256, 4096), 8192, align));
     assert!(is_direct(&piece(3, 5), 7, DioAlign::NONE));
-    assert_eq!(superset(&piece(0, 1024), 3584, align), 0..8192);
+    assert_eq!(aligned_range(&piece(0, 1024), 3584, align), 0..8192);
 }
 
 const ALIGN: DioAlign = DioAlign {

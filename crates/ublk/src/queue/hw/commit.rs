@@ -128,7 +128,7 @@ impl HwQueue {
                     part > 0 && part <= bytes && u64::from(part).is_multiple_of(SECTOR_BYTES);
                 // Linux 7.3 takes any other short result for the whole request, and the rest
                 // would be lost in silence. No feature tells which kernels ask for it again.
-                let is_reissued = op == sys::OP_READ && self.mode.reads_carry_buffers();
+                let is_reissued = op == sys::OP_READ && self.mode.is_read_answered_with_buffer();
                 if !is_valid || (part < bytes && !is_reissued) {
                     self.counters.faults.increment();
                     return -libc::EIO;
@@ -139,7 +139,7 @@ impl HwQueue {
             Answer::Failed(_) | Answer::Abandoned => return -libc::EIO,
         };
         let filled = buf.map_or(0, |buf| buf.len());
-        let needs_buffer = op == sys::OP_READ && self.mode.reads_carry_buffers();
+        let needs_buffer = op == sys::OP_READ && self.mode.is_read_answered_with_buffer();
         if needs_buffer && filled < moved as usize {
             self.counters.faults.increment();
             return -libc::EIO;

@@ -54,7 +54,7 @@ impl Mode {
     }
 
     /// Whether a read's answer carries a buffer.
-    pub(super) fn reads_carry_buffers(&self) -> bool {
+    pub(super) fn is_read_answered_with_buffer(&self) -> bool {
         matches!(self, Mode::GetData(_) | Mode::Copy(_))
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn heard<H: Handler>(rig: &Rig<H>) -> Vec<String> {
+fn events_of<H: Handler>(rig: &Rig<H>) -> Vec<String> {
     rig.observer.0.lock().unwrap().clone()
 }
 
@@ -17,14 +17,14 @@ fn a_queue_rests_when_it_has_answered_what_it_had_and_takes_nothing_up() {
     rig.come(0, READ, 8);
     wake(&mut rig, KEY_DRAIN);
     rig.come(1, READ, 8);
-    assert_eq!(heard(&rig), [""; 0], "it has a request");
+    assert_eq!(events_of(&rig), [""; 0], "it has a request");
     handler.next().answer(Answer::Done);
-    rig.returned();
-    assert_eq!(heard(&rig), ["drained 0"]);
+    rig.deliver_returned();
+    assert_eq!(events_of(&rig), ["drained 0"]);
     assert_eq!(rig.committed(0), 4096);
     rig.come(2, READ, 8);
     assert!(handler.kept.lock().unwrap().is_empty(), "taken up");
-    assert_eq!(heard(&rig), ["drained 0"], "told once");
+    assert_eq!(events_of(&rig), ["drained 0"], "told once");
     assert!(!rig.detached());
 }
 
@@ -44,7 +44,7 @@ fn what_came_to_a_queue_that_rested_is_served_when_it_goes_on() {
             assert_eq!(request.bytes(), 4096 + 4096 * u32::from(tag));
             request.answer(Answer::Done);
         }
-        rig.returned();
+        rig.deliver_returned();
         assert_eq!(rig.committed(2), 3 * 4096);
         assert_eq!(rig.stats().abandoned, 0);
         assert!(!rig.detached());
@@ -71,14 +71,18 @@ fn a_queue_that_is_let_go_leaves_with_its_last_idle_tag() {
     wake(&mut rig, KEY_DRAIN);
     rig.come(1, READ, 8);
     rig.answer(CommandKind::Fetch, 0, sys::RESULT_ABORT);
-    assert_eq!(heard(&rig), ["drained 0"], "the handler is not told before");
+    assert_eq!(
+        events_of(&rig),
+        ["drained 0"],
+        "the handler is not told before"
+    );
     wake(&mut rig, KEY_RELEASE);
     assert!(!rig.detached(), "a tag is with the driver");
     rig.come(2, READ, 8);
     assert!(rig.detached());
     assert!(handler.kept.lock().unwrap().is_empty(), "taken up");
     assert_eq!(rig.stats().abandoned, 2);
-    assert_eq!(heard(&rig), ["drained 0", "aborted 0"]);
+    assert_eq!(events_of(&rig), ["drained 0", "aborted 0"]);
 }
 
 #[test]

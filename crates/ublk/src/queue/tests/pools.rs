@@ -68,14 +68,14 @@ fn a_dry_pool_of_the_users_is_waited_for_in_order() {
     rig.announce(3, 16);
     rig.announce(1, 1);
     assert_eq!(rig.stats().waits, 2);
-    rig.returned();
+    rig.deliver_returned();
     // Enough for the second, which does not overtake.
     pool.with(|state| state.bytes = 512);
-    rig.returned();
+    rig.deliver_returned();
     rig.announce(0, 1);
     assert!(rig.fetching().is_empty());
     pool.with(|state| state.bytes = 9216);
-    rig.returned();
+    rig.deliver_returned();
     assert_eq!(rig.fetching(), [3, 1, 0]);
 }
 
@@ -86,7 +86,7 @@ fn a_pool_that_panics_is_taken_for_dry_and_asked_again_after_a_pause() {
     pool.with(|state| state.panics = true);
     rig.announce(2, 8);
     rig.announce(0, 8);
-    rig.returned();
+    rig.deliver_returned();
     assert_eq!((rig.stats().panics, pool.with(|state| state.asked)), (1, 1));
     rig.end(OpKind::PoolTimer, 0, 0);
     assert_eq!(rig.stats().panics, 2, "asked once a pause");
@@ -124,7 +124,7 @@ fn what_waits_for_a_slot_when_the_server_leaves_is_left_and_not_handed_out_after
     rig.with(|source, port| source.on_stop(port));
     assert_eq!(rig.stats().abandoned, 2);
     keep.next().complete();
-    rig.returned();
+    rig.deliver_returned();
     rig.end(OpKind::Unregister, 0, 0);
     assert_eq!(rig.stats().requests, 1);
     let registers =
