@@ -24,11 +24,11 @@ struct Arguments {
     /// The store.
     url: String,
     #[command(subcommand)]
-    what: What,
+    what: PlainCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum PlainCommand {
     /// Compresses and PUTs objects for a time; prints seconds, bytes before and after
     /// compression, and processor seconds.
     Upload {
@@ -57,12 +57,12 @@ fn main() -> Result<(), Failure> {
         .build()?;
     runtime.block_on(async {
         match arguments.what {
-            What::Upload {
+            PlainCommand::Upload {
                 seconds,
                 concurrency,
                 object_mib,
             } => upload(store, seconds, concurrency, object_mib << 20).await,
-            What::Replay { file, concurrency } => {
+            PlainCommand::Replay { file, concurrency } => {
                 replay(store, &std::fs::read_to_string(file)?, concurrency).await
             }
         }

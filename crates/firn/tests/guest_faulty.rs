@@ -24,7 +24,7 @@ const BLOCK: usize = 4096;
 const SEGMENTS: u64 = 5_251_072;
 
 /// What the server has said so far.
-fn said(guest: &Guest) -> String {
+fn server_log(guest: &Guest) -> String {
     fs::read_to_string(guest.world.path("cache.stderr")).unwrap()
 }
 
@@ -91,7 +91,7 @@ fn a_write_that_the_log_disk_refuses_lands_at_another_place() {
         drop(disk);
         guest.detach(&server, "demo");
     }
-    let said = said(&guest);
+    let said = server_log(&guest);
     let cause = said.lines().find(|line| line.contains("errno"));
     assert!(cause.is_some_and(|line| line.contains("log")), "{said}");
     assert!(server.stop().success());
@@ -134,14 +134,18 @@ fn a_failed_flush_of_the_log_disk_poisons_it_for_good_and_reads_go_on() {
     check(&disk, "at once");
     assert_eq!(world.show(&server, "demo")["state"], "poisoned");
     assert_eq!(metric(&server, "firn_log_poisoned"), 1.0);
-    assert!(said(&guest).contains("poisoned"), "{}", said(&guest));
+    assert!(
+        server_log(&guest).contains("poisoned"),
+        "{}",
+        server_log(&guest)
+    );
     // The disk is well again, and nothing is forgotten: not by the next server,
     faulty.heal();
     server.kill();
     let server = guest.serve(&[]);
     check(&disk, "after kill -9");
     assert_eq!(world.show(&server, "demo")["state"], "poisoned");
-    assert!(said(&guest).contains("volumes are read-only"));
+    assert!(server_log(&guest).contains("volumes are read-only"));
     server.kill();
     // nor by one that finds no ring, as after a loss of power.
     let rings = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -25,7 +25,7 @@ fn hashed(dir: &Path) -> String {
 }
 
 /// Makes a tree: sources copied with all they are, files of many sizes, one with holes, links.
-fn plant(dir: &Path) {
+fn make_tree(dir: &Path) {
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
     run_tool("cp", &["-a", sources, text(&dir.join("sources"))]);
     fs::create_dir(dir.join("files")).unwrap();
@@ -55,7 +55,7 @@ fn a_tree_of_files_is_the_same_after_remount_restart_and_loss_of_the_cache() {
             let force = if kind == "xfs" { "-f" } else { "-F" };
             run_tool(&format!("mkfs.{kind}"), &["-q", force, text(&disk)]);
             let mounted = Mounted::new(&guest.world, &disk, kind);
-            plant(&mounted.0);
+            make_tree(&mounted.0);
             let planted = hashed(&mounted.0);
             assert!(planted.lines().count() > 200, "{planted}");
             drop(mounted);

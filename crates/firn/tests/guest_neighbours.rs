@@ -61,7 +61,7 @@ fn serve_on_one_reactor(guest: &Guest, cache: &str, args: &[&str]) -> Server {
     })
 }
 
-fn taken(guest: &Guest, server: &Server, volume: &str) -> u64 {
+fn log_bytes_taken(guest: &Guest, server: &Server, volume: &str) -> u64 {
     let shown = guest.world.show(server, volume);
     shown["disk"]["requests"]["taken"].as_u64().unwrap()
 }
@@ -112,8 +112,10 @@ fn a_disk_at_full_tilt_leaves_its_reactor_to_its_neighbour_too() {
         let args = ["--rw=randrw", "--bs=4k", "--iodepth=128", "--size=32m"];
         let endless = ["--time_based", "--runtime=1h", "--numjobs=2"];
         let mut load = Load::fio(&noisy, &[&args[..], &endless].concat());
-        eventually("the load", || taken(&guest, &server, "noisy") > 500);
-        let before = taken(&guest, &server, "noisy");
+        eventually("the load", || {
+            log_bytes_taken(&guest, &server, "noisy") > 500
+        });
+        let before = log_bytes_taken(&guest, &server, "noisy");
         let disk = Direct::open(&calm);
         work(
             &disk,
@@ -121,7 +123,7 @@ fn a_disk_at_full_tilt_leaves_its_reactor_to_its_neighbour_too() {
             rounds("FIRN_BUG_ROUNDS", ROUNDS_DEFAULT),
         );
         // It was at full tilt all the while, and was not stopped for it either.
-        assert!(load.runs() && taken(&guest, &server, "noisy") > before);
+        assert!(load.runs() && log_bytes_taken(&guest, &server, "noisy") > before);
         drop((load, disk));
         finish(&guest, server, mode);
     }

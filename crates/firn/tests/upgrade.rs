@@ -24,7 +24,7 @@ fn serve(world: &World, more: &[&str], plan: Option<&str>) -> Server {
 }
 
 /// What the server said up to now.
-fn said(world: &World) -> String {
+fn server_log(world: &World) -> String {
     std::fs::read_to_string(world.path("cache.stderr")).unwrap()
 }
 
@@ -184,7 +184,7 @@ fn a_server_that_is_killed_at_any_step_of_an_upgrade_loses_nothing() {
         }
         let upgrade = Background::upgrade(&world, &server);
         eventually("it stops at the step", || {
-            said(&world).contains("stopped at step")
+            server_log(&world).contains("stopped at step")
         });
         if step == "checked" {
             let refused = message(&world.ask(&server, &["upgrade"]));

@@ -33,7 +33,7 @@ fn with_volume(options: Options, bytes: u64) -> (World, Volume) {
 }
 
 /// Another host, which sees the same store and takes the volume over.
-fn elsewhere(world: &World, options: Options) -> (World, Volume) {
+fn take_over_on_other_host(world: &World, options: Options) -> (World, Volume) {
     let lasting = Lasting {
         objects: world.lasting.objects.clone(),
         versions: world.lasting.versions + 5000,
@@ -70,7 +70,7 @@ fn a_fold_holds_up_no_upload_and_keeps_what_arrives_meanwhile() {
     fold(&mut world, &volume, 0);
     assert!(root(&world).deltas.len() <= 4, "{:?}", root(&world).deltas);
     // Each page changes, so the next fold loads all of them, from a slow store.
-    let (mut world, volume) = elsewhere(&world, options());
+    let (mut world, volume) = take_over_on_other_host(&world, options());
     for page in 0..200 {
         world.write(&volume, page * PAGE + 8, 2, 4096);
     }
@@ -89,7 +89,7 @@ fn a_fold_holds_up_no_upload_and_keeps_what_arrives_meanwhile() {
     world.pass(20_000);
     assert_ne!(root(&world).nodes, before, "it was folded meanwhile");
     assert!(root(&world).deltas.len() <= 4, "{:?}", root(&world).deltas);
-    let (mut other, theirs) = elsewhere(&world, options());
+    let (mut other, theirs) = take_over_on_other_host(&world, options());
     for (world, volume) in [(&mut world, &volume), (&mut other, &theirs)] {
         for page in 1..200 {
             let written = if page < 30 { 3 } else { 0 };
@@ -116,7 +116,7 @@ fn a_host_that_learns_from_a_fold_that_it_is_fenced_completes_nothing_more() {
     world.sync(&volume);
     assert_eq!(root(&world).nodes, before, "not folded yet");
     world.lasting.store_ms = 0;
-    let (other, _theirs) = elsewhere(&world, options());
+    let (other, _theirs) = take_over_on_other_host(&world, options());
     world.lasting.objects = other.lasting.objects.clone();
     world.pass(5000);
     let read = Op::Read {
@@ -137,7 +137,7 @@ fn a_discard_of_a_whole_volume_costs_what_its_tombstone_costs() {
     }
     fold(&mut world, &volume, 0);
     assert_eq!(root(&world).nodes.len(), 40);
-    let (mut world, volume) = elsewhere(&world, options());
+    let (mut world, volume) = take_over_on_other_host(&world, options());
     world.run_until_idle();
     world.lasting.store_requests.clear();
     for _ in 0..6 {
@@ -157,7 +157,7 @@ fn a_discard_of_a_whole_volume_costs_what_its_tombstone_costs() {
     for node in 0..40 {
         assert_eq!(world.read_fill(&volume, node * NODE, 4096), 0);
     }
-    let (mut other, theirs) = elsewhere(&world, options());
+    let (mut other, theirs) = take_over_on_other_host(&world, options());
     assert_eq!(other.read_fill(&theirs, 7 * NODE, 4096), 0);
 }
 
@@ -169,7 +169,7 @@ fn a_page_that_deltas_cover_is_not_loaded() {
     }
     fold(&mut world, &volume, 300 * PAGE);
     // A host that has none of the pages; the last one is far from what changes.
-    let (mut world, volume) = elsewhere(&world, options());
+    let (mut world, volume) = take_over_on_other_host(&world, options());
     let op = Op::Discard {
         sector: 0,
         sectors: 20 * PAGE,
@@ -185,7 +185,7 @@ fn a_page_that_deltas_cover_is_not_loaded() {
     fold(&mut world, &volume, 301 * PAGE);
     // That page which the rounds before changed in part.
     assert!(requests(&world, "range") <= 1, "no other had to be loaded");
-    let (mut other, theirs) = elsewhere(&world, options());
+    let (mut other, theirs) = take_over_on_other_host(&world, options());
     for page in 0..20 {
         let expected = if page < 10 { 2 } else { 0 };
         assert_eq!(other.read_fill(&theirs, page * PAGE, 4096), 0, "{page}");
@@ -203,7 +203,7 @@ fn a_lost_pack_stops_folding_of_its_own_range_alone() {
     let gone: Vec<String> = gone.cloned().collect();
     assert_eq!(gone.len(), 1);
     let taken = world.lasting.objects.remove(&gone[0]).expect("it is there");
-    let (mut world, volume) = elsewhere(&world, options());
+    let (mut world, volume) = take_over_on_other_host(&world, options());
     let mut expected = BTreeMap::new();
     for round in 0..40_u64 {
         // In the lost range's page now and then, and in other pages and nodes.
@@ -229,7 +229,7 @@ fn a_lost_pack_stops_folding_of_its_own_range_alone() {
     assert!(world.request(&volume, op, &mut data).is_err());
     // Once it is put back, the volume is whole, with what was written meanwhile.
     world.lasting.objects.insert(gone[0].clone(), taken);
-    let (mut other, theirs) = elsewhere(&world, options());
+    let (mut other, theirs) = take_over_on_other_host(&world, options());
     assert_eq!(other.read_fill(&theirs, 3 * PAGE, 4096), 1);
     for (sector, fill) in &expected {
         assert_eq!(other.read_fill(&theirs, *sector, 4096), *fill, "{sector}");
@@ -250,7 +250,7 @@ fn a_footer_is_read_once_however_many_windows_a_fold_left_of_it() {
         .lasting
         .objects
         .retain(|key, _| !key.starts_with("packs/"));
-    let (mut world, volume) = elsewhere(&world, options());
+    let (mut world, volume) = take_over_on_other_host(&world, options());
     for round in 0..8_u64 {
         for page in [3, 5, 7, 9, 11] {
             world.write(&volume, page * PAGE + 64 + round * 8, 2, 4096);
@@ -261,7 +261,7 @@ fn a_footer_is_read_once_however_many_windows_a_fold_left_of_it() {
     let deltas = root(&world).deltas;
     let packs: BTreeSet<ObjectId> = deltas.iter().map(|delta| delta.pack).collect();
     assert!(deltas.len() >= 2 * packs.len(), "{deltas:?}");
-    let (mut other, theirs) = elsewhere(&world, options());
+    let (mut other, theirs) = take_over_on_other_host(&world, options());
     other.run_until_idle();
     // Beside the footers, a node and pages: what can be folded now is folded.
     let reads = requests(&other, "range");
@@ -287,7 +287,7 @@ fn an_open_reads_what_it_needs_side_by_side() {
         world.write(&volume, 8, round, 4096);
         world.sync(&volume);
     }
-    let (world, _) = elsewhere(&world, many.clone());
+    let (world, _) = take_over_on_other_host(&world, many.clone());
     let lasting = Lasting {
         objects: world.lasting.objects.clone(),
         versions: world.lasting.versions + 9000,
@@ -521,7 +521,7 @@ fn on_a_poisoned_log_nothing_is_folded_since_no_record_can_name_it() {
     assert!(root.nodes.is_empty());
     let is_index = |key: &String| key.starts_with("indexes/");
     assert!(!world.lasting.objects.keys().any(is_index));
-    let (mut there, volume) = elsewhere(&world, options());
+    let (mut there, volume) = take_over_on_other_host(&world, options());
     assert_eq!(there.read_fill(&volume, 0, 4096), 5);
 }
 

@@ -166,7 +166,7 @@ fn newest_packs(world: &World) -> Vec<RecordPack> {
 }
 
 /// What each volume has at its beginning and at 4 MiB, once it is opened from the store alone.
-fn reads_elsewhere(
+fn read_on_other_host(
     objects: &BTreeMap<String, (Vec<u8>, u64)>,
     volumes: usize,
 ) -> Vec<[Result<u8, ErrorKind>; 2]> {
@@ -224,7 +224,7 @@ fn a_shared_pack_that_is_gone_or_damaged_costs_what_it_holds_and_nothing_else() 
     let mut objects = whole.clone();
     let (pack, _) = objects.get_mut(shared).expect("it is there");
     pack[parts[0].footer_offset as usize + 60] ^= 1;
-    let mut reads = reads_elsewhere(&objects, 3);
+    let mut reads = read_on_other_host(&objects, 3);
     assert_eq!(reads.pop(), Some([Ok(0), Ok(1)]));
     reads.sort_by_key(|read| read[0].is_err());
     assert_eq!(reads, [[Ok(2), Ok(1)], [lost, Ok(1)]]);
@@ -232,7 +232,7 @@ fn a_shared_pack_that_is_gone_or_damaged_costs_what_it_holds_and_nothing_else() 
     let mut objects = whole;
     objects.remove(shared);
     assert_eq!(
-        reads_elsewhere(&objects, 3),
+        read_on_other_host(&objects, 3),
         [[lost, Ok(1)], [lost, Ok(1)], [Ok(0), Ok(1)]]
     );
 }

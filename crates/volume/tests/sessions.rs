@@ -20,7 +20,7 @@ fn with_volume() -> (World, Volume) {
 }
 
 /// What the process left, started with rings in another directory.
-fn elsewhere(mut lasting: Lasting, rings: Arc<HeapRings>) -> World {
+fn restart_with_other_rings(mut lasting: Lasting, rings: Arc<HeapRings>) -> World {
     lasting.rings = rings;
     World::start(lasting)
 }
@@ -38,7 +38,7 @@ fn a_ring_that_a_start_did_not_find_is_never_replayed_later() {
     let first = Arc::clone(&world.lasting.rings);
     let left = first.names();
     // Another --ring-dir: a loss that is reported, and the log goes on without those writes.
-    let mut world = elsewhere(world.kill(), Arc::default());
+    let mut world = restart_with_other_rings(world.kill(), Arc::default());
     assert_eq!(world.report.rings_lost, ["demo"]);
     let volume = world.open("demo");
     for block in 0..5 {
@@ -47,7 +47,7 @@ fn a_ring_that_a_start_did_not_find_is_never_replayed_later() {
     world.flush(&volume);
     let second = Arc::clone(&world.lasting.rings);
     // And back. LSNs beyond those of the log are in the ring; they are of another history.
-    let mut world = elsewhere(world.kill(), Arc::clone(&first));
+    let mut world = restart_with_other_rings(world.kill(), Arc::clone(&first));
     assert_eq!(world.report.ring_entries, 0);
     assert_eq!(world.report.rings_lost, ["demo"]);
     let stale = &world.report.stale_rings;

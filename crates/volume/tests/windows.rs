@@ -17,7 +17,7 @@ const GIB: u64 = 1 << 30;
 const SEGMENTS: u64 = 827_392;
 
 /// Everything but the objects is lost; another host takes the volume over.
-fn elsewhere(world: World) -> (World, volume::Volume) {
+fn take_over_on_other_host(world: World) -> (World, volume::Volume) {
     let lasting = Lasting {
         objects: world.kill().objects,
         versions: 100_000,
@@ -58,7 +58,7 @@ fn a_root_that_took_effect_unseen_brings_back_no_discarded_bytes() {
         world.sync(&volume);
     }
     assert_eq!(world.read_fill(&volume, far, 4096), 0);
-    let (mut world, volume) = elsewhere(world);
+    let (mut world, volume) = take_over_on_other_host(world);
     assert_eq!(world.read_fill(&volume, 0, 4096), 19);
     assert_eq!(world.read_fill(&volume, far, 4096), 0);
 }
@@ -338,9 +338,9 @@ fn a_panic_inside_a_commit_fails_its_volume_and_loses_nothing_that_was_acknowled
 }
 
 #[derive(Default)]
-struct Nobody;
+struct NoopWaker;
 
-impl Wake for Nobody {
+impl Wake for NoopWaker {
     fn wake(self: Arc<Self>) {}
 }
 
@@ -353,7 +353,7 @@ fn a_flush_with_nothing_to_do_leaves_no_waker_behind() {
     world.flush(&volume);
     let mut left = 0;
     for _ in 0..100 {
-        let client = Arc::new(Nobody);
+        let client = Arc::new(NoopWaker);
         let step = volume.begin(&Op::Flush, &Waker::from(Arc::clone(&client)));
         assert!(matches!(step, Step::Done(Ok(()))));
         left += Arc::strong_count(&client) - 1;

@@ -4,7 +4,7 @@
 //! appeared meanwhile. An object is garbage if the pass listed it, found it named nowhere, and knows that its
 //! session has ended or that it is below its session's floor. That is final: keys are used once, and no host is
 //! left that could name it. The pass records it as a *candidate*. A later pass that finds the same by itself
-//! removes it; if that pass finds it named, it counts as *recovered* and is logged as an error. Clocks and ages
+//! removes it; if that pass finds it named, it counts as *recovered*, which is reported. Clocks and ages
 //! decide nothing. A pass that cannot read something it must read removes nothing.
 //!
 //! Any number of collectors may run, on any hosts. Memory: about 24 bytes for each object of the store and 30 for
