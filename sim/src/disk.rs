@@ -193,7 +193,7 @@ impl SimFile {
         }
     }
 
-    fn by_engine(&self, sector: u64) -> bool {
+    fn is_written_by_engine(&self, sector: u64) -> bool {
         self.by_engine.get(sector as usize) == Some(&true)
     }
 
@@ -309,7 +309,7 @@ impl SimDisk {
                 .pending
                 .range(range)
                 .map(|(sector, _)| *sector)
-                .filter(|sector| held.by_engine(*sector))
+                .filter(|sector| held.is_written_by_engine(*sector))
                 .collect();
             if !aged.is_empty() {
                 let old = *self.rng.pick(&aged);
@@ -336,7 +336,7 @@ impl SimDisk {
         let sector = range.start + self.rng.below((range.end - range.start).min(near));
         let bit = self.rng.below(SECTOR as u64 * 8) as usize;
         let held = self.files.entry(file).or_default();
-        if !held.by_engine(sector) {
+        if !held.is_written_by_engine(sector) {
             return;
         }
         held.visible.sector_mut(sector)[bit / 8] ^= 1 << (bit % 8);
@@ -376,7 +376,7 @@ impl SimDisk {
             // until it is sealed, so overwriting it would prove nothing.
             let other = offset ^ total.next_power_of_two();
             let target = sectors(other, total);
-            if target.end <= held.sectors && target.clone().all(|s| held.by_engine(s)) {
+            if target.end <= held.sectors && target.clone().all(|s| held.is_written_by_engine(s)) {
                 offset = other;
                 self.counts.count(Fault::Misdirected);
             }

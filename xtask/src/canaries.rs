@@ -298,7 +298,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         // A server that lost its way may never answer again, and those who wait for a disk cannot be
         // ended: a soak has said all there is to say with the first wrong sector.
         let ends_there = matches!(canary.judge, Detector::Soak);
-        let found = hunt(&mut command, canary.words, ends_there)?;
+        let found = run_until_detected(&mut command, canary.words, ends_there)?;
         let seconds = begun.elapsed().as_secs_f64();
         match found {
             Some(line) => println!("== {}: seen after {seconds:.0} s: {line}", canary.name),
@@ -383,7 +383,7 @@ const RUN: &str =
 
 /// Runs a command that must fail, showing what it prints; the first line with one of the words,
 /// which ends it if that is wanted.
-fn hunt(
+fn run_until_detected(
     command: &mut Command,
     words: &[&str],
     ends_there: bool,
@@ -414,14 +414,14 @@ mod tests {
     fn only_a_failure_with_the_words_of_the_bug_counts() {
         let said = |script: &str| {
             let mut shell = Command::new("sh");
-            hunt(shell.args(["-c", script]), &["is missing"], false).unwrap()
+            run_until_detected(shell.args(["-c", script]), &["is missing"], false).unwrap()
         };
         assert_eq!(said("echo 3 is missing; exit 1").unwrap(), "3 is missing");
         assert_eq!(said("echo 3 is missing"), None);
         assert_eq!(said("echo no such device; exit 1"), None);
         let mut endless = Command::new("sh");
         let script = "while echo 3 is missing; do :; done";
-        let found = hunt(endless.args(["-c", script]), &["is missing"], true);
+        let found = run_until_detected(endless.args(["-c", script]), &["is missing"], true);
         assert_eq!(found.unwrap().unwrap(), "3 is missing");
     }
 

@@ -81,7 +81,7 @@ fn sends(phase: Phase) -> bool {
 pub(crate) fn can_work(state: &State, index: usize, volume: usize) -> bool {
     let machine = &state.machines[index];
     let phase = machine.activities[volume].phase;
-    if !machine.is_on() || phase.rests() || matches!(phase, Phase::End | Phase::Name) {
+    if !machine.is_on() || phase.is_at_rest() || matches!(phase, Phase::End | Phase::Name) {
         return false;
     }
     if state.store_away {
@@ -107,7 +107,9 @@ fn can_begin(state: &State, index: usize, volume: usize, job: Job) -> bool {
     let live = phase == Phase::Live;
     let root = &machine.activities[volume].root;
     match job {
-        Job::Open => !live && phase.rests() && state.store.roots[volume].state != RootState::Absent,
+        Job::Open => {
+            !live && phase.is_at_rest() && state.store.roots[volume].state != RootState::Absent
+        }
         Job::Close | Job::Delete => live && is_quiet(machine, volume),
         Job::Restore => live && machine.disk.tails[volume].stored > 1 && is_quiet(machine, volume),
         Job::Fold => live && machine.disk.tails[volume].stored > root.lsn,
@@ -171,7 +173,7 @@ fn machine_actions(state: &State, reads: bool, index: usize, actions: &mut Vec<A
                 Action::Work(number, name, fault, phase)
             });
         }
-        let serves = activity.phase.serves() && machine.is_on();
+        let serves = activity.phase.is_serving() && machine.is_on();
         if serves && budget.writes > 0 && (machine.disk.tails[volume].newest as usize) < LSNS {
             actions.push(Action::Write(number, name));
         }

@@ -41,7 +41,7 @@ fn has_news(machine: &Machine, volume: usize) -> bool {
 
 fn has_slice(machine: &Machine, volume: usize) -> bool {
     let tail = &machine.disk.tails[volume];
-    machine.activities[volume].phase.commits() && tail.newest > tail.stored
+    machine.activities[volume].phase.may_commit() && tail.newest > tail.stored
 }
 
 /// Whether the next record is to end the volume's epoch.

@@ -27,7 +27,7 @@ fn run(world: &World) -> Checked<Requests> {
         worked = false;
         for machine in 0..state.machines.len() {
             for volume in 0..=VOLUMES {
-                let mut step = world.undisturbed(&mut state);
+                let mut step = world.step_without_faults(&mut state);
                 if volume < VOLUMES && can_work(step.state, machine, volume) {
                     World::work(&mut step, machine, volume)?;
                 } else if volume == VOLUMES && can_commit(&step.state.machines[machine], true) {

@@ -32,39 +32,40 @@ pub(crate) struct Ghost {
     pub(crate) was_set_back: bool,
 }
 
-pub(crate) const fn broken(promise: &'static str, what: &'static str) -> Violation {
+pub(crate) const fn violation(promise: &'static str, what: &'static str) -> Violation {
     Violation { promise, what }
 }
 
 pub(crate) const MISSING: Violation =
-    broken("S3", "an opener does not find what was called stored");
+    violation("S3", "an opener does not find what was called stored");
 pub(crate) const UNREACHABLE: Violation =
-    broken("S3", "a host calls stored what no opener can reach");
-pub(crate) const TWO_DATA: Violation = broken("S7", "one LSN has two data");
-pub(crate) const AFTER_FENCE: Violation = broken(
+    violation("S3", "a host calls stored what no opener can reach");
+pub(crate) const TWO_DATA: Violation = violation("S7", "one LSN has two data");
+pub(crate) const AFTER_FENCE: Violation = violation(
     "S7",
     "a write of a fenced epoch is called stored after its successor served",
 );
-pub(crate) const TWO_OWNERS: Violation = broken("S7", "two openers serve in one epoch");
-pub(crate) const MIXED: Violation = broken("S4", "a read sees neither the old line nor the new");
-pub(crate) const DANGLING: Violation = broken("S9", "an object that a root names is gone");
-pub(crate) const GARBAGE: Violation = broken("S9", "garbage stays although everything has settled");
-pub(crate) const FALSE_STOP: Violation = broken(
+pub(crate) const TWO_OWNERS: Violation = violation("S7", "two openers serve in one epoch");
+pub(crate) const MIXED: Violation = violation("S4", "a read sees neither the old line nor the new");
+pub(crate) const DANGLING: Violation = violation("S9", "an object that a root names is gone");
+pub(crate) const GARBAGE: Violation =
+    violation("S9", "garbage stays although everything has settled");
+pub(crate) const FALSE_STOP: Violation = violation(
     "progress",
     "a host stops for good although nothing was cloned or set back",
 );
-pub(crate) const FALSE_FENCE: Violation = broken(
+pub(crate) const FALSE_FENCE: Violation = violation(
     "progress",
     "an owner takes itself for fenced although nobody followed it",
 );
 pub(crate) const WAITS: Violation =
-    broken("progress", "a host waits for ever while the store answers");
-pub(crate) const NOT_SERVED: Violation = broken(
+    violation("progress", "a host waits for ever while the store answers");
+pub(crate) const NOT_SERVED: Violation = violation(
     "S10",
     "an unbroken tail does not serve while the store is away",
 );
 pub(crate) const TOO_MANY: Violation =
-    broken("P21", "take-overs from one host cost requests by volume");
+    violation("P21", "take-overs from one host cost requests by volume");
 
 impl Ghost {
     /// A host told its clients that LSNs `from..=to` are in the store.

@@ -107,7 +107,7 @@ impl Step<'_> {
     fn read_base(&mut self, index: usize, volume: usize) -> Checked<()> {
         let root = self.machine(index).activities[volume].root;
         let Some(content) = self.state.store.root_content(volume, &root) else {
-            return self.miss_base(index, volume);
+            return self.on_missing_base(index, volume);
         };
         let activity = &mut self.machine(index).activities[volume];
         activity.content = content;
@@ -121,7 +121,7 @@ impl Step<'_> {
     }
 
     /// An object that the root named is gone: fails only if the root has not changed.
-    fn miss_base(&mut self, index: usize, volume: usize) -> Checked<()> {
+    fn on_missing_base(&mut self, index: usize, volume: usize) -> Checked<()> {
         self.get();
         let root = self.machine(index).activities[volume].root;
         if self.state.store.roots[volume] == root && !self.state.ghost.was_set_back {
@@ -208,7 +208,7 @@ impl Step<'_> {
             return Ok(());
         }
         let Some(pack) = self.state.store.pack(slice.pack) else {
-            return self.miss_base(index, volume);
+            return self.on_missing_base(index, volume);
         };
         let held = pack.contents[named];
         let range = known as usize..slice.to as usize;

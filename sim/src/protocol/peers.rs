@@ -4,22 +4,22 @@
 //! says what is stored, a fence in it and one at a member end the owner. Data is an LSN here: the
 //! owner is the only one who gives them out.
 
-use super::ghost::broken;
+use super::ghost::violation;
 use super::rules::{Rule, Rules};
 use super::search::{Checked, Model, Violation};
 
 const PEERS: usize = 2;
 const NEWEST: u8 = 3;
 
-const LOST: Violation = broken(
+const LOST: Violation = violation(
     "S3",
     "the taker serves without what was acknowledged at rung peer",
 );
-const LATE: Violation = broken(
+const LATE: Violation = violation(
     "S7",
     "rung peer is acknowledged after the taker served without it",
 );
-const GAP: Violation = broken("S4", "the taker asks a peer for what the peer has trimmed");
+const GAP: Violation = violation("S4", "the taker asks a peer for what the peer has trimmed");
 
 /// Which incarnation of each peer is a member; 0: none.
 type Members = [u8; PEERS];

@@ -114,7 +114,7 @@ pub(crate) enum Phase {
 
 impl Phase {
     /// Whether the volume takes writes.
-    pub(crate) fn serves(self) -> bool {
+    pub(crate) fn is_serving(self) -> bool {
         matches!(
             self,
             Phase::Checking
@@ -129,11 +129,11 @@ impl Phase {
     }
 
     /// Whether the volume's records may be committed, and called stored.
-    pub(crate) fn commits(self) -> bool {
-        self.serves() && self != Phase::Checking
+    pub(crate) fn may_commit(self) -> bool {
+        self.is_serving() && self != Phase::Checking
     }
 
-    pub(crate) fn rests(self) -> bool {
+    pub(crate) fn is_at_rest(self) -> bool {
         matches!(
             self,
             Phase::Idle | Phase::Live | Phase::Fenced | Phase::GaveUp

@@ -43,7 +43,7 @@ impl World {
     }
 
     /// A step in which nothing goes wrong.
-    pub(crate) fn undisturbed<'a>(&self, state: &'a mut State) -> Step<'a> {
+    pub(crate) fn step_without_faults<'a>(&self, state: &'a mut State) -> Step<'a> {
         self.step(state, Fault::None)
     }
 
@@ -61,7 +61,7 @@ impl World {
     pub(crate) fn run_until(&mut self, machine: usize, volume: usize, phase: Phase) {
         let mut state = self.initial.clone();
         while state.machines[machine].activities[volume].phase != phase {
-            let mut step = self.undisturbed(&mut state);
+            let mut step = self.step_without_faults(&mut state);
             let done = if action::can_work(step.state, machine, volume) {
                 World::work(&mut step, machine, volume)
             } else {
@@ -180,7 +180,7 @@ impl World {
             copy.kill();
             for (tail, activity) in copy.disk.tails.iter_mut().zip(activities) {
                 // The ring is not in the directory.
-                tail.attached |= activity.phase.serves();
+                tail.attached |= activity.phase.is_serving();
                 tail.newest = tail.durable;
                 for value in tail.data.iter_mut().skip(tail.durable as usize) {
                     *value = 0;
@@ -477,7 +477,7 @@ impl Model for World {
         }
         for machine in state.machines.iter().filter(|machine| machine.is_on()) {
             let idle = matches!(machine.commit, CommitPhase::Idle | CommitPhase::Stopped);
-            let rests = |activity: &Activity| activity.phase.rests();
+            let rests = |activity: &Activity| activity.phase.is_at_rest();
             // Worlds are bounded: with a full log nothing can be named or ended.
             let is_bounded = !state.store.has_room() || !has_position(machine);
             if !(is_bounded || idle && machine.activities.iter().all(rests)) {

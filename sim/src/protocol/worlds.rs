@@ -56,7 +56,7 @@ fn two_takers() -> World {
     world
 }
 
-fn zombie() -> World {
+fn paused_host_world() -> World {
     let mut world = world(2, 1, 2);
     world.initial.budget.unknown = 1;
     world.initial.budget.late = 1;
@@ -120,7 +120,7 @@ fn retirement() -> World {
     world
 }
 
-fn back_again() -> World {
+fn taken_back_world() -> World {
     let mut world = world(2, 1, 2);
     ask(&mut world, 0, 0, &[Job::Open]);
     ask(&mut world, 1, 0, &[Job::Open]);
@@ -241,7 +241,7 @@ fn two_images() -> World {
     world
 }
 
-fn yesterday() -> World {
+fn restored_bucket_world() -> World {
     let mut world = world(2, 1, 3);
     world.initial.budget.backups = 1;
     world.initial.budget.rollbacks = 1;
@@ -450,7 +450,7 @@ macro_rules! entry {
 pub(crate) const WORLDS: &[Entry] = &[
     entry!("two-takers", Hosts two_takers, 16, "A serves V; B and C take it; one kill",
         [("a", PredecessorIsKept)]),
-    entry!("zombie", Hosts zombie, 8, "A serves V and does not learn that B takes it; an answer is lost, a request is late",
+    entry!("zombie", Hosts paused_host_world, 8, "A serves V and does not learn that B takes it; an answer is lost, a request is late",
         [("", FencedVolumeIsDropped)]),
     entry!("restart", Hosts restart, 8, "A serves V and is killed twice; an answer is lost, a request is late",
         [("b", DigestsSurvive)]),
@@ -460,7 +460,7 @@ pub(crate) const WORLDS: &[Entry] = &[
         [("", RetiresUnnamed)]),
     entry!("clone-and-low", Hosts clone_and_low, 16, "a copy of A's directory commits, folds, and the low mark follows; A wakes up",
         [("c", LowAfterWin)]),
-    entry!("back-again", Hosts back_again, 8, "V goes from A to B to A",
+    entry!("back-again", Hosts taken_back_world, 8, "V goes from A to B to A",
         [("d", FenceHasEpoch)]),
     entry!("many-take-overs", Hosts many_take_overs, 1, "B takes three volumes of A at once",
         [("e", FenceNamesMany)]),
@@ -482,7 +482,7 @@ pub(crate) const WORLDS: &[Entry] = &[
         [("j", StrangerStops)]),
     entry!("clone-and-close", Hosts clone_and_close, 4, "two machines resume from one memory image of A; one closes V",
         [("", EndInLog)]),
-    entry!("yesterday", Hosts yesterday, 8, "B takes V; the bucket is set back",
+    entry!("yesterday", Hosts restored_bucket_world, 8, "B takes V; the bucket is set back",
         [("n", ChainAfterWin), ("", RootAfterFirst), ("", PacksAfterWin)]),
     entry!("restore", Hosts restore, 4, "A restores V in place, B takes it",
         [("o", RestoreRaisesEpoch)]),

@@ -301,11 +301,15 @@ impl World {
                 });
                 Ok(())
             }
-            TransportEvent::Done(id, result) => self.answered(id, result),
+            TransportEvent::Done(id, result) => self.on_answer(id, result),
         }
     }
 
-    fn answered(&mut self, id: ReqId, result: Result<Vec<u8>, ErrorKind>) -> Result<(), Violation> {
+    fn on_answer(
+        &mut self,
+        id: ReqId,
+        result: Result<Vec<u8>, ErrorKind>,
+    ) -> Result<(), Violation> {
         let issued = self.requests.remove(&id).expect("answered once");
         self.trace.record(&[2, id.0, u64::from(result.is_ok())]);
         self.trace.log(self.now, || {

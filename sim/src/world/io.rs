@@ -64,7 +64,7 @@ enum MemoryOp {
 
 impl Memory {
     /// What is left of it when the process is gone.
-    pub(super) fn emptied(&self) -> Memory {
+    pub(super) fn lost_with_process(&self) -> Memory {
         Memory {
             next: self.next,
             ..Memory::default()

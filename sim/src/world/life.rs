@@ -312,7 +312,7 @@ impl World {
             && self.lines.iter().all(|line| line.recreation.is_none());
         let quiet = self.attachments.iter().all(super::Attachment::is_quiet);
         match self.phase {
-            Phase::Work if self.actions_left == 0 => self.heal(),
+            Phase::Work if self.actions_left == 0 => self.stop_faults(),
             _ if self.ends_set_back() => self.phase = Phase::Done,
             Phase::Heal if up && quiet && self.rests_on_recovery_point() => {
                 self.await_recovery_point();
@@ -356,7 +356,7 @@ impl World {
     }
 
     /// Nothing breaks from here on, and what is in flight must come to an end.
-    pub(super) fn heal(&mut self) {
+    pub(super) fn stop_faults(&mut self) {
         self.trace.log(self.now, || "healing".into());
         self.phase = Phase::Heal;
         self.healed_at = self.now;

@@ -204,7 +204,7 @@ impl World {
 
     /// Whether the attachment's history is that of the volume as this host opened it last. If a process died
     /// before anybody heard of its opening, the attachment goes by that one from now on.
-    pub(super) fn knows_its_history(&mut self, attachment: usize) -> bool {
+    pub(super) fn is_history_current(&mut self, attachment: usize) -> bool {
         if self.is_single() {
             return true;
         }

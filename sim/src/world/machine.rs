@@ -99,7 +99,7 @@ impl Machine {
             other_rings: Arc::new(self.other_rings.copy()),
             node: None,
             owners: BTreeMap::new(),
-            memory: self.memory.emptied(),
+            memory: self.memory.lost_with_process(),
             rings_reported: self.rings_reported.clone(),
             ..*self
         }
@@ -128,6 +128,6 @@ impl Machine {
     /// Everything that the dead process waited for.
     pub(super) fn forget_io(&mut self) {
         self.owners.clear();
-        self.memory = self.memory.emptied();
+        self.memory = self.memory.lost_with_process();
     }
 }

@@ -35,7 +35,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// A world that broke off: only its seed and the reason are known.
-    pub fn broken(seed: u64, violation: Violation) -> Outcome {
+    pub fn from_violation(seed: u64, violation: Violation) -> Outcome {
         Outcome {
             seed,
             digest: 0,

@@ -36,7 +36,7 @@ impl Completions {
     }
 
     /// What had been acknowledged by then.
-    fn by(&self, moment: u64) -> u64 {
+    fn acknowledged_by(&self, moment: u64) -> u64 {
         let count = self.all.partition_point(|(at, _)| *at <= moment);
         count.checked_sub(1).map_or(0, |last| self.all[last].1)
     }
@@ -61,7 +61,7 @@ impl World {
     /// Nothing of this world keeps a slice longer on its way than the way is.
     fn keeps_up(&self) -> bool {
         let profile = &self.profile;
-        self.is_good_line()
+        self.is_upload_possible()
             && profile.outage == 0
             && profile.unchecked == 0
             && profile.compute_ns == 0
@@ -73,7 +73,7 @@ impl World {
     }
 
     /// Nothing keeps a slice from the store for good.
-    fn is_good_line(&self) -> bool {
+    fn is_upload_possible(&self) -> bool {
         self.is_single()
             && !self.profile.partial_failures
             && !self.profile.errors_allowed()
@@ -92,7 +92,7 @@ impl World {
     /// A host is about to be lost: what is due must be in the store, and what its watermarks say is
     /// remembered.
     pub(super) fn note_exposure(&mut self, machine: usize) {
-        if !self.is_good_line() {
+        if !self.is_upload_possible() {
             return;
         }
         let due_ns = match self.phase {
@@ -109,7 +109,9 @@ impl World {
             let Some(marks) = marks else { continue };
             let completions = std::mem::take(&mut attachment.completions);
             if let Some(moment) = due_ns.and_then(|due_ns| self.now.checked_sub(due_ns)) {
-                attachment.history.on_due(completions.by(moment));
+                attachment
+                    .history
+                    .on_due(completions.acknowledged_by(moment));
             }
             attachment.claim = Some(Claim {
                 lost_at: self.now,
@@ -143,7 +145,7 @@ impl World {
 
     /// Whether this world ends without a sync: the recovery point alone brings all to the store.
     pub(super) fn rests_on_recovery_point(&self) -> bool {
-        self.seed.is_multiple_of(2) && self.is_good_line()
+        self.seed.is_multiple_of(2) && self.is_upload_possible()
     }
 
     /// Lets the recovery point pass, and a few more where faults may have left a backlog.
@@ -164,12 +166,15 @@ mod tests {
     #[test]
     fn what_was_acknowledged_by_a_moment_is_due_and_what_came_after_a_position_is_lost() {
         let mut completions = Completions::default();
-        assert_eq!(completions.by(9), 0);
+        assert_eq!(completions.acknowledged_by(9), 0);
         completions.restart(10, 4);
         completions.note(20, 6);
         completions.note(25, 5);
         completions.note(30, 9);
-        assert_eq!([9, 10, 29, 30].map(|at| completions.by(at)), [0, 4, 6, 9]);
+        assert_eq!(
+            [9, 10, 29, 30].map(|at| completions.acknowledged_by(at)),
+            [0, 4, 6, 9]
+        );
         assert_eq!(
             [3, 4, 6, 9].map(|position| completions.first_after(position)),
             [Some(10), Some(20), Some(30), None]

@@ -43,10 +43,10 @@ impl World {
                 let drop = catch_unwind(AssertUnwindSafe(|| ManuallyDrop::into_inner(world)));
                 match drop {
                     Ok(_) => outcome,
-                    Err(panic) => Outcome::broken(seed, panic_violation(&*panic)),
+                    Err(panic) => Outcome::from_violation(seed, panic_violation(&*panic)),
                 }
             }
-            Err(panic) => Outcome::broken(seed, panic_violation(&*panic)),
+            Err(panic) => Outcome::from_violation(seed, panic_violation(&*panic)),
         }
     }
 

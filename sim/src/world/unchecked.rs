@@ -38,7 +38,7 @@ impl World {
         };
         here.transport = Some(Transport::new(device));
         let is_whole = !here.is_torn && !here.history.may_have_lost();
-        let is_whole = self.knows_its_history(attachment) && is_whole;
+        let is_whole = self.is_history_current(attachment) && is_whole;
         self.count(Fault::ServedUnchecked);
         if is_whole {
             let here = &mut self.attachments[attachment];

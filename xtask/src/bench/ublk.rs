@@ -98,14 +98,14 @@ const GUEST_DEADLINE_SECONDS: &str = "7200";
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match arguments.inside.as_deref() {
-        Some([kublk, libublk]) => inside(arguments, kublk, libublk),
+        Some([kublk, libublk]) => measure_in_guest(arguments, kublk, libublk),
         Some(_) => Err("--inside takes two paths".into()),
-        None => outside(arguments),
+        None => run_on_host(arguments),
     }
 }
 
 /// Builds the servers and starts the guest.
-fn outside(arguments: &Arguments) -> Result<(), Failure> {
+fn run_on_host(arguments: &Arguments) -> Result<(), Failure> {
     let peers = [vm::kublk_path()?, vm::libublk_examples()?];
     build_servers()?;
     let what =
@@ -122,7 +122,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Measures, as root of the guest.
-fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Failure> {
+fn measure_in_guest(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
     lane::disable_autogroup()?;
     println!(

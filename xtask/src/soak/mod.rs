@@ -35,14 +35,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return Err("a soak has at least one device, two threads on it, and a rate".into());
     }
     if arguments.inside {
-        inside(arguments).map(|()| ExitCode::SUCCESS)
+        run_in_guest(arguments).map(|()| ExitCode::SUCCESS)
     } else {
-        outside(arguments)
+        run_on_host(arguments)
     }
 }
 
 /// Builds the server and starts the guest.
-fn outside(arguments: &Arguments) -> Result<ExitCode, Failure> {
+fn run_on_host(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let program = match &arguments.program {
         Some(program) => std::path::absolute(program)?,
         None => {
@@ -136,7 +136,7 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
 }
 
 /// Runs the soak in the guest, as root.
-fn inside(arguments: &Arguments) -> Result<(), Failure> {
+fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
     process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     println!("{}", lane::describe_guest(arguments.kernel(), false)?);

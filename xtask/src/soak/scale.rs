@@ -104,7 +104,7 @@ fn concurrently(
 }
 
 /// Does something to each of these, one after the other; how long all of it took.
-fn one_by_one(
+fn time_each(
     names: &[String],
     work: impl Fn(&str) -> Result<(), Failure>,
 ) -> Result<Duration, Failure> {
@@ -166,9 +166,9 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     let attach = |name: &str| server::attach(name, mode, OPERATION_TIMEOUT).map(drop);
     let attached = || {
         Ok([
-            one_by_one(first, attach)?,
+            time_each(first, attach)?,
             concurrently(middle, attach)?,
-            one_by_one(last, attach)?,
+            time_each(last, attach)?,
         ])
     };
     let attached = attached().map_err(|error: Failure| {
@@ -195,7 +195,7 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     let server = restarted(setup, &names, "kill")?;
     let after_kill = server.startup_time;
     let detach = |name: &str| server::detach(name, OPERATION_TIMEOUT);
-    let detached = [one_by_one(first, detach)?, concurrently(others, detach)?];
+    let detached = [time_each(first, detach)?, concurrently(others, detach)?];
     server.stop(Signal::TERM, RESTORE_TIMEOUT)?;
     let row = json!({
         "devices": count,

@@ -55,7 +55,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
         ),
         (
             "the binary's test programs have names of their own",
-            same_names(sources),
+            duplicate_names(sources),
         ),
     ]
 }
@@ -107,7 +107,7 @@ fn runtime_inside(source: &Source) -> Option<String> {
 }
 
 /// Test programs are chosen by name for the whole workspace, and the binary's have their own step.
-fn same_names(sources: &[Source]) -> Vec<String> {
+fn duplicate_names(sources: &[Source]) -> Vec<String> {
     let (firn, rooms): (Vec<&Path>, Vec<&Path>) = sources
         .iter()
         .map(|source| source.path.as_path())
@@ -132,7 +132,7 @@ fn same_names(sources: &[Source]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn broken(path: &str, text: &str) -> usize {
+    fn count_violations(path: &str, text: &str) -> usize {
         let source = Source {
             path: path.into(),
             text: text.into(),
@@ -148,13 +148,13 @@ mod tests {
         let volume = |dependency: &str| {
             let text =
                 format!("[package]\nname = \"volume\"\n[dependencies]\n{dependency} = \"1\"\n");
-            broken("crates/volume/Cargo.toml", &text)
+            count_violations("crates/volume/Cargo.toml", &text)
         };
         assert_eq!(volume("blkmq"), 0);
         assert_eq!(volume("nbd"), 1);
         assert_eq!(volume("tokio"), 1);
         assert_eq!(
-            broken("crates/x/Cargo.toml", "[package]\nname = \"x\"\n"),
+            count_violations("crates/x/Cargo.toml", "[package]\nname = \"x\"\n"),
             1
         );
     }

@@ -62,7 +62,7 @@ pub(super) fn outside_names(source: &Source) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn broken(path: &str, text: &str) -> Vec<String> {
+    fn violations(path: &str, text: &str) -> Vec<String> {
         outside_names(&Source {
             path: path.into(),
             text: text.into(),
@@ -74,14 +74,14 @@ mod tests {
         let core = "crates/nbd/src/codec/x.rs";
         let text =
             "use std::time::Instant;\nfn f() { std::thread::yield_now() }\nuse net::TcpStream;";
-        assert_eq!(broken(core, text).len(), 3);
-        assert_eq!(broken("crates/nbd/src/server/x.rs", text), [""; 0]);
+        assert_eq!(violations(core, text).len(), 3);
+        assert_eq!(violations("crates/nbd/src/server/x.rs", text), [""; 0]);
     }
 
     #[test]
     fn durations_comments_and_tests_are_free() {
         let core = "crates/messenger/src/session/x.rs";
         let text = "use std::time::Duration; // no Instant here\n#[cfg(test)]\nuse std::fs;";
-        assert_eq!(broken(core, text), [""; 0]);
+        assert_eq!(violations(core, text), [""; 0]);
     }
 }

@@ -34,7 +34,10 @@ pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
             each(&rust, no_head),
         ),
         ("a file's name says what is inside", each(&rust, empty_name)),
-        ("what is to be done is an issue", each(&rust, left_undone)),
+        (
+            "what is to be done is an issue",
+            each(&rust, find_open_task),
+        ),
         ("safe rooms forbid unsafe code", each(&rust, may_be_unsafe)),
         (
             "no path of a developer's machine",
@@ -81,7 +84,7 @@ fn empty_name(source: &Source) -> Option<String> {
         .then(|| format!("{stem} is no name"))
 }
 
-fn left_undone(source: &Source) -> Option<String> {
+fn find_open_task(source: &Source) -> Option<String> {
     // Spelled so that this file does not name itself.
     let marks = [
         concat!("TO", "DO"),
@@ -122,7 +125,7 @@ fn machine_paths(source: &Source) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn broken(path: &str, text: &str) -> Vec<&'static str> {
+    fn violations(path: &str, text: &str) -> Vec<&'static str> {
         let source = Source {
             path: path.into(),
             text: text.into(),
@@ -136,14 +139,17 @@ mod tests {
 
     #[test]
     fn each_rule_is_broken_by_what_it_forbids() {
-        assert_eq!(broken("sim/src/x.rs", "//! Good.\nfn f() {}\n"), [""; 0]);
-        assert_eq!(broken("sim/src/x.rs", "fn f() {}\n").len(), 1);
-        assert_eq!(broken("sim/src/helpers.rs", "//! Bad.\n").len(), 1);
-        assert_eq!(broken("sim/src/lib.rs", "//! Bad.\n").len(), 1);
+        assert_eq!(
+            violations("sim/src/x.rs", "//! Good.\nfn f() {}\n"),
+            [""; 0]
+        );
+        assert_eq!(violations("sim/src/x.rs", "fn f() {}\n").len(), 1);
+        assert_eq!(violations("sim/src/helpers.rs", "//! Bad.\n").len(), 1);
+        assert_eq!(violations("sim/src/lib.rs", "//! Bad.\n").len(), 1);
         let undone = format!("//! Bad.\n// {}: later\n", concat!("TO", "DO"));
-        assert_eq!(broken("sim/src/x.rs", &undone).len(), 1);
+        assert_eq!(violations("sim/src/x.rs", &undone).len(), 1);
         let path = format!("see {}me/me/firn\n", "/ho");
-        assert_eq!(broken("docs/x.md", &path).len(), 1);
+        assert_eq!(violations("docs/x.md", &path).len(), 1);
     }
 
     #[test]
@@ -152,11 +158,11 @@ mod tests {
         let free = "// why\n\n".repeat(300);
         let tests = format!("#[cfg(test)]\n{}", "    f();\n".repeat(300));
         assert_eq!(
-            broken("sim/src/x.rs", &format!("//! X.\n{free}{code}{tests}")),
+            violations("sim/src/x.rs", &format!("//! X.\n{free}{code}{tests}")),
             [""; 0]
         );
         assert_eq!(
-            broken("sim/src/x.rs", &format!("//! X.\n{code}    f();\n")).len(),
+            violations("sim/src/x.rs", &format!("//! X.\n{code}    f();\n")).len(),
             1
         );
     }

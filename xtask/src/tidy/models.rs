@@ -78,7 +78,7 @@ fn shared(path: &[String]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn broken(file: &str, text: &str) -> Vec<String> {
+    fn violations(file: &str, text: &str) -> Vec<String> {
         unseen_names(&Source {
             path: format!("{MODELLED}{file}").into(),
             text: text.into(),
@@ -100,21 +100,24 @@ mod tests {
             ),
             ("struct S(std::sync::RwLock<u8>);", "std::sync::RwLock"),
         ] {
-            let found = broken("log/x.rs", text);
+            let found = violations("log/x.rs", text);
             assert_eq!(found.len(), 1, "{text}: {found:?}");
             assert!(found[0].contains(name), "{text}: {found:?}");
         }
-        assert_eq!(broken("x.rs", "use std::thread;\nuse std::sync;").len(), 2);
+        assert_eq!(
+            violations("x.rs", "use std::thread;\nuse std::sync;").len(),
+            2
+        );
     }
 
     #[test]
     fn reference_counts_tests_and_exceptions_are_free() {
         let free = "use std::sync::{Arc, OnceLock};\nuse std::thread::panicking;\n#[cfg(test)]\nmod tests {\n    \
                     use std::sync::Mutex;\n}";
-        assert_eq!(broken("lock.rs", free), [""; 0]);
+        assert_eq!(violations("lock.rs", free), [""; 0]);
         let locks = "use std::sync::Mutex;";
         for file in ["sync.rs", "models/x.rs", "hostlog/tests/x.rs"] {
-            assert_eq!(broken(file, locks), [""; 0], "{file}");
+            assert_eq!(violations(file, locks), [""; 0], "{file}");
         }
     }
 }

@@ -123,7 +123,7 @@ fn exit_status(message: &str) -> Option<u8> {
 mod tests {
     use super::*;
 
-    fn complains(line: &str) -> bool {
+    fn is_complaint(line: &str) -> bool {
         Scanner::default().line(line)
     }
 
@@ -143,7 +143,7 @@ mod tests {
             "[    5.010203] [    C0] BUG: scheduling while atomic: swapper/0/0/0x00010000",
             "[    5.010203] Kernel panic - not syncing: Attempted to kill init!",
         ] {
-            assert!(complains(line), "{line}");
+            assert!(is_complaint(line), "{line}");
         }
     }
 
@@ -163,7 +163,7 @@ mod tests {
             "[] BUG: with an empty one",
             "[ text ] BUG: not at the start of a message",
         ] {
-            assert!(!complains(line), "{line}");
+            assert!(!is_complaint(line), "{line}");
         }
     }
 

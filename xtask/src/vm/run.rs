@@ -306,7 +306,7 @@ impl Drop for Group {
 mod tests {
     use super::*;
 
-    fn scanned(lines: &[&str]) -> Scanner {
+    fn scan(lines: &[&str]) -> Scanner {
         let mut scanner = Scanner::default();
         for line in lines {
             scanner.line(line);
@@ -319,21 +319,21 @@ mod tests {
     #[test]
     fn a_complaint_fails_a_run_whatever_the_command_says() {
         let zero = "[    9.000000] firn-vm: the command ended with 0";
-        let scanner = scanned(&["[    8.000000] BUG: planted", zero]);
+        let scanner = scan(&["[    8.000000] BUG: planted", zero]);
         assert_eq!(outcome_of(&scanner, false), Outcome::Complained(1));
     }
 
     #[test]
     fn a_status_counts_even_where_the_guest_would_not_power_off() {
-        assert_eq!(outcome_of(&scanned(&[ENDED_3]), false), Outcome::Ended(3));
-        assert_eq!(outcome_of(&scanned(&[ENDED_3]), true), Outcome::Ended(3));
+        assert_eq!(outcome_of(&scan(&[ENDED_3]), false), Outcome::Ended(3));
+        assert_eq!(outcome_of(&scan(&[ENDED_3]), true), Outcome::Ended(3));
     }
 
     #[test]
     fn no_status_is_never_a_success() {
-        assert!(matches!(outcome_of(&scanned(&[]), false), Outcome::Died(_)));
+        assert!(matches!(outcome_of(&scan(&[]), false), Outcome::Died(_)));
         assert!(matches!(
-            outcome_of(&scanned(&[]), true),
+            outcome_of(&scan(&[]), true),
             Outcome::DeadlinePassed(_)
         ));
     }
@@ -345,10 +345,10 @@ mod tests {
 
     /// A stand-in for a guest: two processes of which the second outlives the first's attention.
     fn group_of_two(folder: &Path) -> (Group, Vec<String>) {
-        two(folder, Command::new("sh"))
+        run_in_group(folder, Command::new("sh"))
     }
 
-    fn two(folder: &Path, mut command: Command) -> (Group, Vec<String>) {
+    fn run_in_group(folder: &Path, mut command: Command) -> (Group, Vec<String>) {
         command.args(["-c", "sleep 300 & echo $!; echo $$; wait"]);
         let mut group = Group::spawn(folder, &mut command).unwrap();
         let output = BufReader::new(group.take_output().unwrap());
@@ -384,7 +384,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let mut command = Command::new("setsid");
         command.arg("sh");
-        let (group, processes) = two(&folder, command);
+        let (group, processes) = run_in_group(&folder, command);
         drop(group);
         assert!(wait_until_gone(&processes));
     }

@@ -80,8 +80,8 @@ pub(in crate::bench) fn is_inside(arguments: &Arguments) -> bool {
 
 pub(in crate::bench) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.inside {
-        Some(kublk) => inside(arguments, kublk),
-        None => outside(arguments),
+        Some(kublk) => measure_in_guest(arguments, kublk),
+        None => run_on_host(arguments),
     }
 }
 
@@ -92,7 +92,7 @@ fn value_name(value: &impl clap::ValueEnum) -> Result<String, Failure> {
 }
 
 /// Builds the servers, starts the guest, and keeps what it draws.
-fn outside(arguments: &Arguments) -> Result<(), Failure> {
+fn run_on_host(arguments: &Arguments) -> Result<(), Failure> {
     let kublk = vm::kublk_path()?;
     super::build_servers()?;
     let build = ["build", "--quiet", "--profile", "dist", "-p", "firn"];
@@ -142,7 +142,7 @@ fn write_charts(arguments: &Arguments, charts: Vec<(String, Chart)>) -> Result<(
 }
 
 /// Measures, as root of the guest.
-fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
+fn measure_in_guest(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
     lane::disable_autogroup()?;
     process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;

@@ -92,7 +92,7 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     );
     println!(
         "<!-- the log's disk: {} -->",
-        bare(&slow, context.flush_ms)?
+        measure_bare_flush(&slow, context.flush_ms)?
     );
     let dir = slow.mounted()?;
     let world = World::new(&dir, "flush")?;
@@ -130,7 +130,7 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
 }
 
 /// What a flush of the disk takes by itself, said and checked.
-fn bare(slow: &SlowFlush, least_ms: u64) -> Result<String, Failure> {
+fn measure_bare_flush(slow: &SlowFlush, least_ms: u64) -> Result<String, Failure> {
     let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
     let file = File::options()
         .read(true)
