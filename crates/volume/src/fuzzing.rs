@@ -15,7 +15,7 @@ use crate::log::entry::Entry;
 use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record};
 use crate::log::layout::{SegmentHeader, Superblock};
 use crate::log::ring::TailId;
-use crate::log::session::{Boot, Sessions};
+use crate::log::session::{BootId, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::node::{self, Node};
@@ -164,7 +164,7 @@ fn check_host_log(bytes: &[u8]) {
     if let Ok(record) = HostRecord::decode(bytes) {
         assert_eq!(HostRecord::decode(&record.encode()), Ok(record.clone()));
         if let Content::Slices(slices) = record.content {
-            assert_eq!(slices.ended().count(), slices.ends.len());
+            assert_eq!(slices.ended_epochs().count(), slices.ends.len());
             for (volume, epoch) in &slices.volumes {
                 for (slice, _) in slices.of(*volume, *epoch) {
                     assert!(slice.first <= slice.last(), "an empty slice");
@@ -468,7 +468,7 @@ fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut writer = FrameWriter::new(HOST);
     writer.record(&Record::Sessions(Sessions::default().begin(
         5,
-        Boot(6),
+        BootId(6),
         true,
     )));
     writer.record(&Record::Tail(frame::TailRecord {
