@@ -4,7 +4,7 @@
 //! makes the hardware queue, which may sleep), *serving*. DrainState has two steps: *draining* (no
 //! new requests, what is outstanding is answered) and *cut* (the socket is shut, parked requests
 //! end, and the connection leaves once no bytes move for it any more). A client that breaks the
-//! protocol is drained: its earlier requests are answered, then it is closed. `give` has the other
+//! protocol is drained: its earlier requests are answered, then it is closed. `handover` has the other
 //! way to leave: the connection is drained and goes on elsewhere.
 //!
 //! Back-pressure: nothing is received while the client has as many requests or payload bytes

@@ -153,7 +153,7 @@ impl Registry {
     /// Asks those that have not left to stay; the exports of movable ones, and those that have left.
     pub(super) fn cancel_handover(&self) -> (Vec<String>, Vec<HandedConnection>) {
         let mut state = self.lock();
-        // From here on none leaves: see `give`.
+        // From here on none leaves: see `hand_over`.
         state.is_handing_over = false;
         let given = std::mem::take(&mut state.handed_over);
         let members = state.members.values();
