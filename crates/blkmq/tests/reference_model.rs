@@ -13,6 +13,10 @@
 #![cfg(not(any(feature = "loom", feature = "shuttle")))]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
+#[path = "reference/doubles.rs"]
+mod doubles;
+#[path = "reference/queue_model.rs"]
+mod queue_model;
 #[path = "reference/world.rs"]
 mod world;
 
@@ -43,7 +47,7 @@ fn no_request_is_lost_doubled_or_run_while_quiesced() {
     };
     let (steps, seed) = (number("BLKMQ_STEPS", 1_000_000), number("BLKMQ_SEED", 1));
     let mut world = World::new();
-    let mut random = world::Random(seed);
+    let mut random = doubles::Random(seed);
     println!("BLKMQ_SEED={seed} BLKMQ_STEPS={steps}");
     for _ in 0..steps {
         world.step(random.next());

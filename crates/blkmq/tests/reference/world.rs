@@ -3,44 +3,22 @@
 //! The model knows each request by its number and keeps it in exactly one place. It never looks
 //! into the queues; it hears of them through the transport's own interfaces.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::Waker;
 use std::time::Duration;
 
 use blkmq::error::ErrorKind;
 use blkmq::{
-    Admission, AdmittedRequest, CancelWork, Completer, ControlThread, Device, DeviceOptions, Kick,
-    ParkReason, Queue, QuiesceGuard,
+    Admission, AdmittedRequest, CancelWork, Device, DeviceOptions, ParkReason, Queue, QuiesceGuard,
 };
 
-type Id = u64;
-type Outcome = Result<(), ErrorKind>;
+use super::doubles::{Outcome, PostedWork, Random, Transport};
+use super::queue_model::{Id, QueueModel};
 
 const PARK_TIMEOUT: Duration = Duration::from_secs(30);
 const QUEUES_MAX: usize = 3;
-
-/// A small generator (splitmix64): the same numbers on every machine.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// How often each kind of event happened.
 #[derive(Debug, Default)]
@@ -75,122 +53,6 @@ impl EventCounts {
             .into_iter()
             .filter(|kind| !self.0.contains_key(kind))
             .collect()
-    }
-}
-
-#[derive(Default)]
-struct Transport {
-    kicks: AtomicU64,
-    done: Mutex<Vec<(Id, Outcome)>>,
-}
-
-impl Completer<Id> for Transport {
-    fn complete(&self, id: Id, result: Outcome) {
-        self.done.lock().unwrap().push((id, result));
-    }
-}
-
-impl Kick for Transport {
-    fn kick(&self) {
-        self.kicks.fetch_add(1, SeqCst);
-    }
-}
-
-#[derive(Default)]
-struct PostedWork(Mutex<Vec<CancelWork>>);
-
-impl ControlThread for PostedWork {
-    fn post(&self, work: CancelWork) {
-        self.0.lock().unwrap().push(work);
-    }
-}
-
-/// A request that the engine parked, as the model sees it.
-#[derive(Debug)]
-struct ParkedModel {
-    tag: u16,
-    reason: ParkReason,
-    woken: bool,
-    order: u64,
-    since: Option<Duration>,
-}
-
-/// What the model knows of a queue.
-#[derive(Debug, Default)]
-struct QueueModel {
-    depth: usize,
-    waiting: VecDeque<(Id, Option<Duration>)>,
-    parked: BTreeMap<Id, ParkedModel>,
-    /// In flight, in somebody's hands: the order of admission and the clock.
-    running: BTreeMap<Id, (u64, Option<Duration>)>,
-    early_wakes: BTreeSet<u16>,
-    space_open: bool,
-    /// The last one let through for space, while nobody was woken since.
-    probe: Option<Id>,
-    admissions: u64,
-}
-
-impl QueueModel {
-    fn tags_free(&self) -> bool {
-        self.running.len() + self.parked.len() < self.depth
-    }
-
-    fn in_flight(&self) -> usize {
-        self.running.len()
-            + self
-                .parked
-                .values()
-                .filter(|h| h.reason == ParkReason::Sync)
-                .count()
-    }
-
-    fn space(&self) -> impl Iterator<Item = (&Id, &ParkedModel)> {
-        self.parked
-            .iter()
-            .filter(|(_, parked)| parked.reason == ParkReason::Space)
-    }
-
-    /// Whether the owner has something to do on a device in this state.
-    fn must_run(&self, quiesced: bool, cancelled: bool) -> bool {
-        let woken = |reason| self.parked.values().any(|h| h.reason == reason && h.woken);
-        let space = self.space_open && self.space().next().is_some();
-        let probing = self.probe.is_some_and(|id| {
-            self.parked
-                .get(&id)
-                .is_some_and(|parked| parked.reason == ParkReason::Space)
-        });
-        if woken(ParkReason::Sync) {
-            return true;
-        }
-        if cancelled {
-            return !self.waiting.is_empty()
-                || self
-                    .parked
-                    .values()
-                    .any(|parked| parked.reason != ParkReason::Sync);
-        }
-        !quiesced
-            && (woken(ParkReason::Fetch)
-                || space && !probing
-                || !self.waiting.is_empty() && self.tags_free())
-    }
-
-    fn open_space(&mut self) {
-        self.space_open = self
-            .parked
-            .values()
-            .any(|parked| parked.reason == ParkReason::Space);
-        self.probe = None;
-    }
-
-    fn wake(&mut self, tag: u16) {
-        match self.parked.values_mut().find(|parked| parked.tag == tag) {
-            Some(parked) if parked.reason == ParkReason::Space => self.open_space(),
-            Some(parked) => parked.woken = true,
-            None => {
-                self.early_wakes.insert(tag);
-            }
-        }
     }
 }
 
@@ -667,94 +529,5 @@ impl QueueUnderTest {
             .push_back((request.tag().number(), request.waker().clone()));
         self.model.park(&request, reason);
         request.park(reason);
-    }
-}
-
-impl QueueModel {
-    fn park(&mut self, request: &AdmittedRequest<Id>, reason: ParkReason) {
-        let (id, tag) = (*request.payload(), request.tag().number());
-        let (order, since) = self.running.remove(&id).expect("it was in flight");
-        let woken = self.early_wakes.remove(&tag);
-        self.parked.insert(
-            id,
-            ParkedModel {
-                tag,
-                reason,
-                woken,
-                order,
-                since,
-            },
-        );
-        if reason == ParkReason::Space && woken {
-            self.open_space();
-        }
-    }
-
-    /// The queue handed this request out: it must have been its turn.
-    fn check_handed_out(&mut self, request: &AdmittedRequest<Id>, shut: bool) -> &'static str {
-        let (id, tag) = (*request.payload(), request.tag().number());
-        let Some(parked) = self.parked.get(&id) else {
-            assert!(!shut, "{id} ran through a shut gate");
-            let (first, since) = self.waiting.pop_front().expect("nobody else can run");
-            assert_eq!(id, first, "first in, first out");
-            self.running.insert(id, (self.admissions, since));
-            self.admissions += 1;
-            self.close_space_after_probe();
-            let line = self.space_open && self.space().next().is_some();
-            assert!(
-                !line,
-                "{id} ran before older requests that may try for space"
-            );
-            return "run from the gate";
-        };
-        assert_eq!(parked.tag, tag, "a parked request keeps its tag");
-        assert!(
-            !shut || parked.reason == ParkReason::Sync,
-            "{id} ran through a shut gate"
-        );
-        let kind = match parked.reason {
-            ParkReason::Fetch => {
-                assert!(parked.woken, "{id} was not woken");
-                "run after a fetch"
-            }
-            ParkReason::Sync => {
-                assert!(parked.woken, "{id} was not woken");
-                "run after a sync"
-            }
-            ParkReason::Space => {
-                let oldest = self.space().map(|(_, other)| other.order).min();
-                assert_eq!(
-                    oldest,
-                    Some(parked.order),
-                    "{id} overtook another that waits for space"
-                );
-                self.close_space_after_probe();
-                assert!(
-                    self.space_open,
-                    "{id} was let through, and nobody was woken"
-                );
-                self.probe = Some(id);
-                "run after space"
-            }
-        };
-        let parked = self.parked.remove(&id).expect("seen above");
-        // The door stands open for those who wait, not for those who come later.
-        let anybody = self.space().next().is_some();
-        self.space_open &= anybody;
-        self.running.insert(id, (parked.order, parked.since));
-        kind
-    }
-
-    /// If the last one let through for space is parked for it again, the door is closed.
-    fn close_space_after_probe(&mut self) {
-        if let Some(id) = self.probe
-            && self
-                .parked
-                .get(&id)
-                .is_some_and(|parked| parked.reason == ParkReason::Space)
-        {
-            self.space_open = false;
-            self.probe = None;
-        }
     }
 }
