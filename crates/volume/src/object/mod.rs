@@ -7,6 +7,7 @@
 pub mod extensions;
 pub mod node;
 pub mod pack;
+pub mod pack_writer;
 pub mod page;
 pub mod root;
 pub mod sessions;

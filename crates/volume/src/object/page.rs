@@ -497,7 +497,8 @@ pub(crate) fn body_of(block: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::pack::{Item, Lineage, PackWriter, Slice};
+    use crate::object::pack::{Item, Lineage, Slice};
+    use crate::object::pack_writer::PackWriter;
     use crate::units::Epoch;
 
     const VOLUME: VolumeId = VolumeId([9; 16]);
