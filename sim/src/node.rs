@@ -39,6 +39,8 @@ pub struct Setup {
     pub identity: Rng,
     /// Virtual time.
     pub now: u64,
+    /// The process before gave its place to this one.
+    pub continues: Option<volume::Continuation>,
 }
 
 /// Why a control operation failed.
@@ -163,6 +165,7 @@ impl Node {
             entropy,
             label: "simulated".into(),
             now: moment(setup.now),
+            continues: setup.continues,
         });
         Node {
             host,
@@ -177,6 +180,13 @@ impl Node {
             dropping: Vec::new(),
             syncing: Vec::new(),
             open: BTreeMap::new(),
+        }
+    }
+
+    /// What this process would tell the one that takes its place.
+    pub fn continuation(&self) -> volume::Continuation {
+        volume::Continuation {
+            journal: self.host.journal_mark(),
         }
     }
 

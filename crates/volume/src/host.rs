@@ -26,6 +26,7 @@ use crate::log::segments::SegmentCounts;
 use crate::log::session::BootId;
 use crate::options::Options;
 use crate::recover;
+use crate::recover::continuation::{Continuation, JournalMark};
 use crate::recover::layering::RecoveredTail;
 use crate::recover::report::{RecoveryReport, TailReport};
 use crate::recover::rings::{ObsoleteRings, PreviousRings};
@@ -41,6 +42,7 @@ use crate::store::forks::open_snapshot;
 use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
 use crate::store::forks::{self, Fork};
+use crate::store::go_live;
 use crate::store::log_procedures;
 use crate::store::low_marks;
 use crate::store::open::{self, OpenMode};
@@ -68,6 +70,8 @@ pub struct Setup {
     pub label: String,
     /// The time now.
     pub now: Now,
+    /// This start continues a host that was stopped a moment ago.
+    pub continues: Option<Continuation>,
 }
 
 impl fmt::Debug for Setup {
@@ -342,6 +346,28 @@ impl Host {
         self.control(move |engine| async move { forget::forget(&engine, volume).await })
     }
 
+    /// Where the journal stands. Says nothing that lasts before the host's requests are all carried out.
+    pub fn journal_mark(&self) -> Option<JournalMark> {
+        let journal = self.engine.get()?.committer_after_recovery()?.journal();
+        Some(JournalMark {
+            half: journal.half,
+            lap: journal.lap,
+            frames: journal.number,
+            bytes: journal.used,
+        })
+    }
+
+    /// Makes all that is completed durable, as a FLUSH of every volume does.
+    pub fn commit(&self) -> Answer<Result<(), OpenError>> {
+        self.control(|engine| async move {
+            let round = engine.committer().next_round();
+            match engine.committer().durable(&engine, round).await {
+                true => Ok(()),
+                false => Err(OpenError::Poisoned),
+            }
+        })
+    }
+
     /// What the collector of this host did.
     pub fn collector(&self) -> CollectorReport {
         let engine = self.engine.get();
@@ -541,7 +567,9 @@ async fn start_engine(
     let mut fresh = [0; 16];
     fresh.copy_from_slice(&hash("host")[..16]);
     let rings = &*setup.rings;
-    let found = recover::open(&port, &setup.options, HostId(fresh), rings, boot).await?;
+    let mark = setup.continues.and_then(|before| before.journal);
+    let host = HostId(fresh);
+    let found = recover::open(&port, &setup.options, host, (rings, boot), mark).await?;
     let mut report = found.report;
     let mut drawn = [0; 8];
     drawn.copy_from_slice(&hash("log session")[..8]);
@@ -572,11 +600,16 @@ async fn start_engine(
     if !found.poisoned {
         let newest = engine.tails().into_iter();
         let newest = newest.map(|tail| (tail.id(), tail.newest())).collect();
+        if setup.continues.is_some() {
+            go_live::make_rings_early(&engine);
+        }
         journal = write_first_checkpoint(&engine, journal, found.sessions.current()).await?;
+        go_live::on_rings_named(&engine);
         let done = ObsoleteRings {
             rings: &*engine.rings,
             host: engine.host,
             sessions: &found.sessions,
+            own: engine.sessions.current(),
             read: &found.rings_read,
             newest,
         };

@@ -83,6 +83,7 @@ pub use lock::on_panic_under_lock;
 pub use log::FORMATS as LOG_FORMATS;
 pub use log::ring::{HeapRegion, RetainedRings, RingId, RingRegion, Rings, TailId};
 pub use options::Options;
+pub use recover::continuation::{Continuation, JournalMark};
 pub use recover::report::{RecoveryReport, StaleRing, TailReport};
 pub use request::watermark::{Watermark, Watermarks};
 pub use request::{ReadPlan, SyncWait, Volume, WritePlan};

@@ -3,6 +3,7 @@
 use super::{Phase, ProcessEvent, World};
 use crate::disk::{IoResult, SimDisk};
 use crate::faults::Fault;
+use crate::node::Node;
 use crate::oracle::history::{Loss, Value};
 use crate::rng::Rng;
 use crate::trace::Violation;
@@ -70,7 +71,14 @@ impl World {
             .log(self.now, || format!("m{machine} process crash"));
         self.machines[machine].rings.detach();
         self.keep_in_flight(machine);
+        // What is in flight lands or not: the next process gets a word that may be wrong.
+        let there = &self.machines[machine];
+        let name = format!("continues {}", there.process);
+        let takes_place = Rng::stream(self.seed, &name).below(2) == 0;
+        let told = there.node.as_ref().map(Node::continuation);
+        let told = told.filter(|_| takes_place);
         self.kill_process(machine);
+        self.machines[machine].continues = told;
         let there = &mut self.machines[machine];
         there.disk.process_crash();
         let mut loss = Loss::Process;
@@ -105,6 +113,7 @@ impl World {
         let there = &mut self.machines[machine];
         there.disk.host_crash(self.profile.cut);
         there.boot_id = self.boots;
+        there.continues = None;
         (there.ring_gone, there.went_down) = (false, true);
         if self.chance.draw_rate(self.profile.rings.stale) && !there.rings.is_empty() {
             self.count(Fault::RingStale);
@@ -140,6 +149,7 @@ impl World {
         there.rings.clear();
         there.other_rings.clear();
         there.boot_id = self.boots;
+        there.continues = None;
         (there.ring_gone, there.went_down) = (false, true);
         there.take_over = single || is_last;
         there.failed_boots = 0;

@@ -49,6 +49,7 @@ impl World {
             take_over: there.take_over,
             identity,
             now: self.now + there.clock_ns,
+            continues: there.continues.take(),
         };
         there.node = Some(Node::boot(setup));
     }

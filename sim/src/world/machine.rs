@@ -47,6 +47,8 @@ pub(super) struct Machine {
     pub(super) failed_boots: u32,
     pub(super) owners: BTreeMap<IoId, IoOwner>,
     pub(super) memory: Memory,
+    /// What its last process told the next one, if that was to take its place.
+    pub(super) continues: Option<volume::Continuation>,
     /// The rings vanished in the same boot, and nothing excuses a loss but that.
     pub(super) ring_gone: bool,
     /// The machine itself went down since the last recovery was judged.
@@ -80,6 +82,7 @@ impl Machine {
             failed_boots: 0,
             owners: BTreeMap::new(),
             memory: Memory::default(),
+            continues: None,
             ring_gone: false,
             went_down: false,
             rings_reported: BTreeSet::new(),

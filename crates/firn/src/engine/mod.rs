@@ -274,6 +274,7 @@ fn setup(
             files.path.display()
         ),
         now: clock.now(),
+        continues: None,
     })
 }
 

@@ -10,6 +10,6 @@ mod port;
 mod reply;
 
 pub use answer::Answer;
-pub(crate) use answer::{AnswerSender, Signal, join_all};
+pub(crate) use answer::{AnswerSender, Signal, join, join_all};
 pub(crate) use executor::Jobs;
 pub(crate) use port::{PendingComputation, Port};

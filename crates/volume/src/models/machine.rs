@@ -275,6 +275,7 @@ impl Server {
                 mono_ns: 1,
                 unix_ms: 0,
             },
+            continues: None,
         });
         wait(&host, &machine, &answer).expect("an empty log is recovered");
         let created = host.create_volume(VolumeSpec {

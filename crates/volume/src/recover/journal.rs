@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 use blkmq::io::FileId;
 
 use crate::error::OpenError;
-use crate::jobs::Port;
+use crate::jobs::{Port, join};
 use crate::log::frame::{Frame, FrameParse, VERSION, decode};
 use crate::log::layout::{BLOCK_BYTES, Layout};
+use crate::recover::continuation::JournalMark;
 use crate::units::HostId;
 
 /// One half: its frames as far as they follow each other, and those of rounds that do not.
@@ -34,6 +35,12 @@ pub(super) const LOST_FRAME_REMEDY: &str = "commits that were flushed are gone. 
 /// Bytes read at once.
 const STEP: u64 = 1 << 20;
 
+/// The same where it is known how many are wanted.
+const STEP_MAX: u64 = 16 << 20;
+
+/// Bytes read of a half of which only the first frame is looked at, which is seldom longer.
+const FIRST_STEP: u64 = 16 << 10;
+
 pub(super) async fn read_half(
     port: &Port,
     layout: &Layout,
@@ -52,6 +59,54 @@ pub(super) async fn read_half(
         let data = port.read(FileId::LOG, offset, more as usize).await;
         scan.feed(&data?);
     }
+}
+
+/// The half that a stopped host has named, up to where that host wrote: what lies behind, and the other half, need no
+/// look then, because every frame that was durable is there. None if the log is not as that host has left it: then
+/// only a look at all of it can tell.
+pub(super) async fn read_marked_half(
+    port: &Port,
+    layout: &Layout,
+    host: HostId,
+    mark: JournalMark,
+) -> Result<Option<JournalHalf>, OpenError> {
+    if mark.half > 1 || mark.bytes > layout.half_bytes {
+        return Ok(None);
+    }
+    let one = scan_start(port, layout, host, (mark.half, mark.bytes));
+    let other = scan_start(port, layout, host, (1 - mark.half, FIRST_STEP));
+    let (one, other) = join(one, other).await;
+    let (one, other) = (one?, other?);
+    let is_older = other.lap >> 32 < mark.lap >> 32;
+    let is_left_so = one.whole && one.lap == mark.lap && one.frames.len() as u64 >= mark.frames;
+    let is_whole = check_no_durable_frame_lost(std::slice::from_ref(&one), Some(&one)).is_ok();
+    Ok(Some(one).filter(|_| is_left_so && is_whole && is_older))
+}
+
+/// So much of a half, and what its first frame needs.
+async fn scan_start(
+    port: &Port,
+    layout: &Layout,
+    host: HostId,
+    (half, bytes): (usize, u64),
+) -> Result<JournalHalf, OpenError> {
+    let mut scan = HalfScan::new(host, layout.half_bytes);
+    let whole = |bytes: u64| bytes.max(1).next_multiple_of(BLOCK_BYTES);
+    let mut more = whole(bytes.min(STEP_MAX)).min(layout.half_bytes);
+    while more > 0 {
+        let offset = layout.half(half) + scan.read;
+        scan.feed(&port.read(FileId::LOG, offset, more as usize).await?);
+        let wanted = scan.run()? as u64;
+        let is_begun = scan.after_gap || !scan.half.frames.is_empty();
+        more = match is_begun && scan.read >= bytes {
+            true => 0,
+            false => {
+                let rest = bytes.saturating_sub(scan.read).min(STEP_MAX);
+                whole(wanted.max(rest)).min(layout.half_bytes - scan.read)
+            }
+        };
+    }
+    Ok(scan.half)
 }
 
 /// Refuses a journal in which frames that were durable are missing: commits that were promised

@@ -16,7 +16,7 @@ use blkmq::io::FileId;
 use crate::driver::DiskOp;
 use crate::error::OpenError;
 use crate::hostlog::notes::LogState;
-use crate::jobs::{Port, join_all};
+use crate::jobs::{Port, join, join_all};
 use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
 use crate::log::frame::Frame;
@@ -28,13 +28,17 @@ use crate::map::layers::LogAddr;
 use crate::options::Options;
 use crate::units::{HostId, Span};
 
+pub(crate) mod continuation;
 mod journal;
 pub(crate) mod layering;
 mod replay;
 pub(crate) mod report;
 pub(crate) mod rings;
 
-use journal::{LOST_FRAME_REMEDY, check_no_durable_frame_lost, read_half};
+use continuation::JournalMark;
+use journal::{
+    JournalHalf, LOST_FRAME_REMEDY, check_no_durable_frame_lost, read_half, read_marked_half,
+};
 use layering::{Layering, RecoveredTail, ReplayedLayer, finish, merge_all};
 use replay::{LogReplay, TailReplay, replay_frame};
 use report::RecoveryReport;
@@ -65,12 +69,12 @@ pub(crate) async fn open(
     port: &Port,
     options: &Options,
     fresh_host: HostId,
-    rings: &dyn Rings,
-    boot: BootId,
+    (rings, boot): (&dyn Rings, BootId),
+    mark: Option<JournalMark>,
 ) -> Result<RecoveredLog, OpenError> {
     match read_superblock(port).await? {
         None => format(port, options, fresh_host).await,
-        Some(superblock) => recover(port, superblock, options, rings, boot).await,
+        Some(superblock) => recover(port, superblock, options, (rings, boot), mark).await,
     }
 }
 
@@ -160,8 +164,8 @@ async fn recover(
     port: &Port,
     superblock: Superblock,
     options: &Options,
-    rings: &dyn Rings,
-    boot: BootId,
+    (rings, boot): (&dyn Rings, BootId),
+    mark: Option<JournalMark>,
 ) -> Result<RecoveredLog, OpenError> {
     let layout = Layout::new(superblock.log_bytes, superblock.segment_bytes)?;
     let host = superblock.host;
@@ -169,16 +173,15 @@ async fn recover(
         segment_bytes: layout.segment_bytes,
         ..RecoveryReport::default()
     };
-    let halves = [
-        read_half(port, &layout, host, 0).await?,
-        read_half(port, &layout, host, 1).await?,
-    ];
+    let halves = read_halves(port, &layout, host, mark);
+    let generations = read_generations(port, &layout, host);
+    let (halves, generations) = join(halves, generations).await;
+    let halves = halves?;
     let newest = halves
         .iter()
         .enumerate()
         .filter(|(_, half)| half.whole)
         .max_by_key(|(_, half)| half.lap);
-    check_no_durable_frame_lost(&halves, newest.map(|(_, half)| half))?;
     // A log that was formatted and never checkpointed held nothing.
     let (half, lap) = newest.map_or((1, 0), |(at, half)| (at, half.lap));
     let truth = newest.map_or(&[][..], |(_, half)| &half.frames);
@@ -209,7 +212,7 @@ async fn recover(
         remove_read_rings(rings, host, &sessions);
         rings_read = left.replay(&mut replay, same_boot, &mut report)?;
     }
-    let generations = read_generations(port, &layout, host).await?;
+    let generations = generations?;
     let layering = Layering {
         layout: &layout,
         slice_bytes: options.slice_bytes(),
@@ -234,6 +237,29 @@ async fn recover(
         tails,
         report,
     })
+}
+
+/// Both halves; of one that is not needed, nothing.
+async fn read_halves(
+    port: &Port,
+    layout: &Layout,
+    host: HostId,
+    mark: Option<JournalMark>,
+) -> Result<[JournalHalf; 2], OpenError> {
+    if let Some(mark) = mark
+        && let Some(marked) = read_marked_half(port, layout, host, mark).await?
+    {
+        let mut halves = [JournalHalf::default(), JournalHalf::default()];
+        halves[mark.half] = marked;
+        return Ok(halves);
+    }
+    let halves = [
+        read_half(port, layout, host, 0).await?,
+        read_half(port, layout, host, 1).await?,
+    ];
+    let whole = halves.iter().filter(|half| half.whole);
+    check_no_durable_frame_lost(&halves, whole.max_by_key(|half| half.lap))?;
+    Ok(halves)
 }
 
 /// What the frames of the truth say: of the tails, and of the log's sessions.

@@ -181,6 +181,8 @@ pub(crate) struct ObsoleteRings<'a> {
     pub(crate) host: HostId,
     /// The sessions before this one.
     pub(crate) sessions: &'a Sessions,
+    /// This one.
+    pub(crate) own: LogSession,
     /// Tails whose rings were replayed.
     pub(crate) read: &'a BTreeSet<TailId>,
     /// How far the log knows each tail.
@@ -192,7 +194,8 @@ impl ObsoleteRings<'_> {
     /// on without, and leaves those alone that another log made.
     pub(crate) fn clear(&self, report: &mut RecoveryReport) {
         let mut foreign = BTreeSet::new();
-        for ring in self.rings.list(self.host) {
+        let rings = self.rings.list(self.host).into_iter();
+        for ring in rings.filter(|ring| ring.session != self.own) {
             if !self.sessions.is_own(ring.session) {
                 foreign.insert(ring.session);
             } else if self.has_unlogged_commits(ring) {

@@ -35,6 +35,34 @@ pub(super) fn open_ring(
     ring.map(Some).map_err(OpenError::Disk)
 }
 
+/// Makes the rings of tails that are about to serve, so that the first checkpoint names them and no round has to.
+pub(crate) fn make_rings_early(engine: &Engine) {
+    for tail in engine.tails() {
+        let serves = tail.is_unbroken() && !tail.is_rescue() && tail.size().block > 0;
+        if !serves {
+            continue;
+        }
+        match open_ring(engine, tail.id(), engine.options.ring_entries) {
+            Ok(ring) => tail.lock().ring = ring,
+            // Whoever opens the volume tries again, and hears why.
+            Err(error) => tracing::debug!(volume = tail.name(), %error, "no ring yet"),
+        }
+    }
+}
+
+/// The first checkpoint is durable: it has all that the tails have, and names their rings.
+pub(crate) fn on_rings_named(engine: &Engine) {
+    for tail in engine.tails() {
+        let newest = {
+            let inner = tail.lock();
+            inner.ring.as_ref().map(|_| inner.newest)
+        };
+        if let Some(newest) = newest {
+            tail.set_framed(newest);
+        }
+    }
+}
+
 /// The geometry that clients see of a volume of this size.
 pub(super) fn geometry_of(size: VolumeSize) -> Geometry {
     Geometry {

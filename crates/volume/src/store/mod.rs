@@ -25,7 +25,7 @@ pub(crate) mod fold;
 mod fold_pages;
 pub(crate) mod forget;
 pub(crate) mod forks;
-mod go_live;
+pub(crate) mod go_live;
 mod holds;
 pub(crate) mod host_log;
 mod immutable;

@@ -43,14 +43,22 @@ pub(crate) async fn open_unchecked(
     if engine.poisoned.load(Ordering::Acquire) {
         return Err(OpenError::Poisoned);
     }
-    let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
+    // One that is there is empty, and the first checkpoint names it.
+    let named = tail.lock().ring.take();
+    let is_named = named.is_some();
+    let ring = match named {
+        Some(ring) => Some(ring),
+        None => open_ring(engine, tail.id(), engine.options.ring_entries)?,
+    };
     {
         let mut inner = tail.lock();
         inner.index = Index::unknown();
         inner.geometry = geometry_of(tail.size());
         begin_serving(engine, &tail, &mut inner, tail.stored_lsn(), ring);
     }
-    note_tail(engine, &tail).await?;
+    if !is_named {
+        note_tail(engine, &tail).await?;
+    }
     tail.lock().status = Status::Unchecked;
     // A host that stops sets the stop first and then ends the serving tails, so either this check or that loop
     // ends this tail.

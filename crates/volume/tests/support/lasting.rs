@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq::io::FileId;
+use volume::Continuation;
 
 use super::rings::HeapRings;
 
@@ -60,6 +61,8 @@ pub(crate) struct Lasting {
     pub(crate) bad: Vec<Range<u64>>,
     /// Where the log cannot be read.
     pub(crate) unreadable: Vec<Range<u64>>,
+    /// The next start continues the host that was stopped.
+    pub(crate) continues: Option<Continuation>,
     /// Objects that are made when they are asked for: by key, offset and length.
     pub(crate) generated: Option<Generator>,
 }

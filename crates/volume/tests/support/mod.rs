@@ -20,7 +20,9 @@ use volume::driver::{
     Computation, ComputeError, ComputeKind, DiskOp, Outcome, Request, RequestOp, StoreOp,
 };
 use volume::units::Now;
-use volume::{Host, Notify, OpenError, Options, RecoveryReport, RequestId, Setup, Volume};
+use volume::{
+    Continuation, Host, Notify, OpenError, Options, RecoveryReport, RequestId, Setup, Volume,
+};
 
 #[allow(unused_imports, reason = "each test file uses its part")]
 pub(crate) use {
@@ -120,6 +122,7 @@ impl World {
                 mono_ns: 1,
                 unix_ms: 0,
             },
+            continues: lasting.continues.take(),
         };
         let (host, answer) = Host::start(setup);
         let mut world = World {
@@ -145,6 +148,16 @@ impl World {
     /// The process dies; what lasts is handed to the next one.
     pub(crate) fn kill(self) -> Lasting {
         self.lasting
+    }
+
+    /// The process gives its place to the next one.
+    pub(crate) fn hand_over(self) -> Lasting {
+        let journal = self.host.journal_mark();
+        assert!(journal.is_some());
+        Lasting {
+            continues: Some(Continuation { journal }),
+            ..self.lasting
+        }
     }
 
     /// Carries everything on until nothing is left to do at this moment.
