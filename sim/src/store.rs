@@ -278,7 +278,9 @@ impl SimStore {
                 CallEffect::Refused
             };
         }
-        if let (Call::Delete { key }, Fate::DroppedUnknown | Fate::Refused) = (&flight.call, fate) {
+        if let (Call::Delete { key }, CallEffect::DroppedUnknown | CallEffect::Refused) =
+            (&flight.call, fate)
+        {
             self.refused_removals.insert(key.clone());
         }
         let result = match fate {

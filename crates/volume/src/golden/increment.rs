@@ -1,6 +1,6 @@
 //! The golden tests of increments.
 
-use super::{every_byte_matters, fixture, other, volume};
+use super::{assert_every_byte_is_checked, fixture, other, volume};
 use crate::increment::{IncrementBlock, IncrementHeader, IncrementWriter, Point, read_all};
 
 fn header(has_base: bool) -> IncrementHeader {
@@ -42,7 +42,7 @@ fn an_increment_is_as_documented() {
     written.extend(writer.zeroes(1 << 20, 65_536));
     written.extend(writer.finish());
     assert_eq!(written, bytes);
-    every_byte_matters(&bytes, &[], |bytes| read_all(bytes).is_ok());
+    assert_every_byte_is_checked(&bytes, &[], |bytes| read_all(bytes).is_ok());
 }
 
 #[test]
@@ -55,5 +55,5 @@ fn an_increment_that_is_all_of_a_snapshot_and_compressed_is_as_documented() {
         data: vec![7; 512],
     };
     assert_eq!(blocks, [expected]);
-    every_byte_matters(&bytes, &[], |bytes| read_all(bytes).is_ok());
+    assert_every_byte_is_checked(&bytes, &[], |bytes| read_all(bytes).is_ok());
 }
