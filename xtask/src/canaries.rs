@@ -43,7 +43,52 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 26] = [
+const CANARIES: [Canary; 31] = [
+    Canary {
+        name: "bytes_that_came_ahead_are_dropped",
+        what: "requests that a connection had received when it was given away are lost between two servers",
+        judge: Detector::Here(
+            "upgrade",
+            "requests_that_are_sent_without_waiting_are_answered_once_through_upgrades",
+        ),
+        words: &["requests were answered:"],
+    },
+    Canary {
+        name: "begun_header_is_forgotten",
+        what: "the next server does not know the beginning of a request",
+        judge: Detector::Here(
+            "upgrade",
+            "a_request_of_which_half_came_before_an_upgrade_is_answered_after_it",
+        ),
+        words: &["requests were answered:"],
+    },
+    Canary {
+        name: "nobody_adopts_clients",
+        what: "no server serves the clients of the one before",
+        judge: Detector::Here(
+            "upgrade",
+            "a_request_of_which_half_came_before_an_upgrade_is_answered_after_it",
+        ),
+        words: &["BrokenPipe", "requests were answered:"],
+    },
+    Canary {
+        name: "way_back_for_ever",
+        what: "a server that serves is replaced by the one before when its time is over",
+        judge: Detector::Here(
+            "upgrade",
+            "a_program_that_serves_is_not_given_up_when_its_time_is_over",
+        ),
+        words: &["the server that was upgraded ended"],
+    },
+    Canary {
+        name: "waiting_clients_are_cut",
+        what: "a second upgrade cuts the clients that wait for their volume",
+        judge: Detector::Here(
+            "upgrade",
+            "clients_that_wait_for_their_volume_stay_connected_through_a_second_upgrade",
+        ),
+        words: &["BrokenPipe", "UnexpectedEof"],
+    },
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -428,8 +473,10 @@ mod tests {
     #[test]
     fn every_bug_that_the_server_can_be_built_with_is_listed() {
         let listed = CANARIES.map(|canary| canary.name);
-        let server = workspace::root().join("crates/firn/src");
-        assert_eq!(canary::unlisted(server, &listed), Vec::<String>::new());
+        for room in ["firn", "nbd"] {
+            let sources = workspace::root().join("crates").join(room).join("src");
+            assert_eq!(canary::unlisted(sources, &listed), Vec::<String>::new());
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::disk_oracle::{BLOCK, Direct, DiskOracle};
-use common::guest::{Guest, Mounted, Stops, content, keep_writing, must, text};
+use common::guest::{Guest, Mounted, Stops, content, keep_writing, run_tool, text};
 use common::watchdog::Watchdog;
 use common::{Server, deadline, eventually};
 
@@ -97,7 +97,7 @@ fn a_mounted_file_system_goes_on_through_upgrades_and_is_found_clean() {
     for mode in guest.modes() {
         let server = guest.serve(&["--volume", "demo=256MiB"]);
         let disk = guest.attach_in(&server, "demo", mode);
-        must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+        run_tool("mkfs.ext4", &["-q", "-F", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         let promised = Mutex::new(BTreeMap::new());
@@ -107,7 +107,7 @@ fn a_mounted_file_system_goes_on_through_upgrades_and_is_found_clean() {
             upgrade_below(&guest, &server, &disk, &next);
         });
         drop(mounted);
-        must("e2fsck", &["-f", "-n", text(&disk)]);
+        run_tool("e2fsck", &["-f", "-n", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         for &name in promised.lock().unwrap().keys() {
             let found = fs::read(mounted.0.join(name.to_string())).unwrap();

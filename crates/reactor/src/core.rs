@@ -339,14 +339,10 @@ impl Core {
         }
     }
 
-    /// Another descriptor of an open file, which outlives this reactor's use of it: for one that is
-    /// given away. An error where the index names no file.
-    pub fn duplicate(&mut self, file: FileIndex) -> io::Result<OwnedFd> {
-        let target = self.files.target(file);
-        let target = target.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
-        // SAFETY: the table keeps the descriptor open for the length of this call.
-        let fd = unsafe { BorrowedFd::borrow_raw(target.fd) };
-        fd.try_clone_to_owned()
+    /// A share of an open file, which outlives this reactor's use of it: for one that is given away. Takes no further
+    /// descriptor. None where the index names no file.
+    pub fn share(&mut self, file: FileIndex) -> Option<Arc<OwnedFd>> {
+        self.files.share(file)
     }
 
     /// Ends both directions of a connection: what is in flight on it completes.

@@ -74,6 +74,10 @@ impl FileTable {
         })
     }
 
+    pub(crate) fn share(&mut self, index: FileIndex) -> Option<Arc<OwnedFd>> {
+        self.entry(index)?.fd.clone()
+    }
+
     /// Adds a user; `None` where the index names no file, or one that is closing.
     pub(crate) fn acquire(&mut self, index: FileIndex) -> Option<CallTarget> {
         let entry = self.entry(index)?;

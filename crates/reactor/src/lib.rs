@@ -91,7 +91,7 @@ pub use crate::driver::BackendKind;
 pub use crate::driver::CommandDriver;
 pub use crate::error::{StartError, StoppedError};
 pub use crate::handle::Handle;
-pub use crate::heap::reserve_heap;
+pub use crate::heap::{populate_program, reserve_heap};
 pub use crate::ids::{FileIndex, OpId, SourceId, Token};
 pub use crate::inherited::inherited_fd;
 pub use crate::memory::{DioAlign, SharedWords, memfd};

@@ -481,7 +481,7 @@ fn a_diff_of_any_two_states_of_a_random_history_has_every_byte_that_differs_and_
     }
 }
 
-#[cfg(canary)]
+#[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
     support::each_is_seen(&[

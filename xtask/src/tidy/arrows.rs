@@ -13,7 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("volume", &["blkmq", "canary"]),
     ("reactor", &["blkmq"]),
     ("serve", &["blkmq", "reactor"]),
-    ("nbd", &["blkmq", "reactor", "serve"]),
+    ("nbd", &["blkmq", "canary", "reactor", "serve"]),
     ("ublk", &["blkmq", "reactor", "serve"]),
     // For tests alone: no room of the product may see it.
     ("oracle", &[]),

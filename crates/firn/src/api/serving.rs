@@ -84,7 +84,11 @@ impl Listener {
 }
 
 /// Serves until `closed` ends; then requests in progress are completed.
-pub(crate) async fn serve(listener: Listener, router: Router, mut closed: watch::Receiver<()>) {
+pub(crate) async fn serve(
+    listener: Arc<Listener>,
+    router: Router,
+    mut closed: watch::Receiver<()>,
+) {
     let connections = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut builder = http1::Builder::new();

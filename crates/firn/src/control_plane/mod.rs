@@ -7,6 +7,7 @@
 //! `give_back` how a log is emptied for good.
 
 mod activity;
+mod adoption;
 mod attach;
 mod diff;
 mod gc;
@@ -25,9 +26,10 @@ use std::time::{Duration, Instant};
 use blkmq::error::ErrorKind;
 use blkmq::{Device, DeviceOptions};
 use futures_util::future::join_all;
-use nbd::server::{BackendFile, Export, HandedConnection, Listen};
+use nbd::server::{BackendFile, Export, Listen};
 use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 
+use crate::control_plane::adoption::PendingConnections;
 use crate::control_plane::upgrades::Upgrades;
 use crate::control_plane::volume_locks::VolumeLocks;
 use crate::control_plane::waiting::{ReopenRequests, WaitingVolumes};
@@ -60,9 +62,6 @@ const CLOSE_RETRY_DELAY: Duration = Duration::from_secs(1);
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
 const LIST_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How often connections that wait for their volume are looked at.
-const ADOPT_INTERVAL: Duration = Duration::from_millis(50);
-
 /// An open volume and the addresses under which clients reach it.
 #[derive(Debug)]
 pub(crate) struct ReachableVolume {
@@ -89,6 +88,7 @@ pub(crate) struct ControlPlane {
     disk_watch: DiskWatch,
     pub(crate) disks: Disks,
     pub(crate) nbd: NbdFrontend,
+    pending: PendingConnections,
     pub(crate) volume_locks: VolumeLocks,
     pub(crate) upgrades: Upgrades,
     boot_sets: BootSets,
@@ -128,6 +128,7 @@ impl ControlPlane {
             disk_watch: engine.files().watch_disk()?,
             disks: Disks::new(engine)?,
             nbd,
+            pending: PendingConnections::default(),
             volume_locks: VolumeLocks::default(),
             upgrades: Upgrades::default(),
             boot_sets: BootSets::new(&engine.files().path),
@@ -140,36 +141,6 @@ impl ControlPlane {
         addresses
             .iter()
             .try_for_each(|address| self.nbd.listen(address))
-    }
-
-    /// Goes on with connections that another server gave away. Those to volumes that are not open yet
-    /// wait for them; their clients see a pause.
-    pub(crate) fn adopt_connections(self: &Arc<Self>, connections: Vec<HandedConnection>) {
-        let mut later = Vec::new();
-        for connection in connections {
-            let name = &connection.state.export;
-            if self.volumes.get(name).is_none() && self.waiting.get(name).is_some() {
-                later.push(connection);
-            } else {
-                self.nbd.adopt(connection);
-            }
-        }
-        if later.is_empty() {
-            return;
-        }
-        let control = Arc::clone(self);
-        tokio::spawn(async move {
-            while !later.is_empty() {
-                tokio::time::sleep(ADOPT_INTERVAL).await;
-                let (waiting, due) = later.into_iter().partition(|connection| {
-                    let name = &connection.state.export;
-                    control.volumes.get(name).is_none() && control.waiting.get(name).is_some()
-                });
-                later = waiting;
-                let due: Vec<HandedConnection> = due;
-                due.into_iter().for_each(|one| control.nbd.adopt(one));
-            }
-        });
     }
 
     /// The addresses on which the server listens for NBD clients.

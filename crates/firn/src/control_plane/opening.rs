@@ -59,13 +59,9 @@ impl ControlPlane {
         let opened = opened.map(|wanted| async move {
             let opened = match away {
                 Some(failure) => self.open_before_store(&wanted, failure).await,
-                // Its clients wait, and what the log continues needs no store to be served.
-                None if takes_over => {
-                    match self.open_before_store(&wanted, &not_wanted_error()).await {
-                        Ok(open) => Ok(open),
-                        Err(_) => self.open_wanted(&wanted).await,
-                    }
-                }
+                // Its clients wait, and what the log continues needs no store to be served. The others are opened
+                // when these are.
+                None if takes_over => self.open_before_store(&wanted, &not_wanted_error()).await,
                 None => self.open_wanted(&wanted).await,
             };
             (wanted, opened)
@@ -211,14 +207,12 @@ impl ControlPlane {
     pub(crate) async fn reopen_volumes(
         &self,
         wanted: Vec<WantedVolume>,
+        first_delay: Duration,
         stop: watch::Receiver<bool>,
     ) {
-        join_all(
-            wanted
-                .iter()
-                .map(|wanted| self.reopen_volume(wanted, stop.clone())),
-        )
-        .await;
+        let reopening = wanted.iter();
+        join_all(reopening.map(|wanted| self.reopen_volume(wanted, first_delay, stop.clone())))
+            .await;
     }
 
     /// The same for those that are asked for later, until `stop` changes.
@@ -238,7 +232,8 @@ impl ControlPlane {
                         size: None,
                         served_before: true,
                     };
-                    reopening.push(async move { self.reopen_volume(&wanted, stop).await });
+                    let reopened = async move { self.reopen_volume(&wanted, RETRY_DELAY, stop).await };
+                    reopening.push(reopened);
                 }
                 Some(()) = reopening.next() => {}
             }
@@ -247,9 +242,14 @@ impl ControlPlane {
         while reopening.next().await.is_some() {}
     }
 
-    async fn reopen_volume(&self, wanted: &WantedVolume, mut stop: watch::Receiver<bool>) {
+    async fn reopen_volume(
+        &self,
+        wanted: &WantedVolume,
+        first_delay: Duration,
+        mut stop: watch::Receiver<bool>,
+    ) {
         let name = &wanted.name;
-        let mut delay = RETRY_DELAY;
+        let mut delay = first_delay;
         loop {
             let opened = tokio::select! {
                 // Also when the sender is dropped.
@@ -278,7 +278,7 @@ impl ControlPlane {
                     if self.waiting.set(name, failure) {
                         tracing::warn!(volume = %name, failure = text, "the volume still cannot be opened; it is retried");
                     }
-                    delay = (delay * 2).min(RETRY_DELAY_MAX);
+                    delay = (delay * 2).clamp(RETRY_DELAY, RETRY_DELAY_MAX);
                 }
             }
         }
@@ -297,14 +297,23 @@ pub(crate) struct ReopenTask {
 }
 
 impl ReopenTask {
-    pub(crate) fn start(control: &Arc<ControlPlane>, wanted: Vec<WantedVolume>) -> ReopenTask {
+    /// `at_once`: nobody has tried yet.
+    pub(crate) fn start(
+        control: &Arc<ControlPlane>,
+        wanted: Vec<WantedVolume>,
+        at_once: bool,
+    ) -> ReopenTask {
+        let first_delay = match at_once {
+            true => Duration::ZERO,
+            false => RETRY_DELAY,
+        };
         let (stop, stopped) = watch::channel(false);
         let control = Arc::clone(control);
         ReopenTask {
             stop,
             task: tokio::spawn(async move {
                 let later = control.reopen_requested(stopped.clone());
-                tokio::join!(control.reopen_volumes(wanted, stopped), later);
+                tokio::join!(control.reopen_volumes(wanted, first_delay, stopped), later);
             }),
         }
     }
@@ -379,7 +388,7 @@ mod tests {
         };
         let settings = Settings::new(&[], flags).unwrap();
         let files = CacheDir::open(&settings, &mut NoProgress).unwrap();
-        let started = Engine::start(&settings, store, files, runtime.handle());
+        let started = Engine::start(&settings, store, files, runtime.handle(), None);
         let engine = runtime.block_on(started).unwrap();
         let control = Arc::new(ControlPlane::new(&engine, None, Duration::MAX, None).unwrap());
         (engine, control)
@@ -396,8 +405,11 @@ mod tests {
         let is_open = runtime.block_on(async {
             let (stop, stopped) = watch::channel(false);
             let later = Arc::clone(&control);
-            let task =
-                tokio::spawn(async move { later.reopen_volumes(vec![demo()], stopped).await });
+            let task = tokio::spawn(async move {
+                later
+                    .reopen_volumes(vec![demo()], RETRY_DELAY, stopped)
+                    .await
+            });
             meanwhile(&control).await;
             tokio::time::timeout(DEADLINE, task).await.unwrap().unwrap();
             drop(stop);
@@ -477,7 +489,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (mut engine, control) = start(&runtime, dir.path());
         runtime.block_on(async {
-            let task = ReopenTask::start(&control, Vec::new());
+            let task = ReopenTask::start(&control, Vec::new(), false);
             let busy = Failure::new(FailureCode::StoreUnavailable, "away");
             control.reopen_later("demo", busy);
             assert!(control.waiting.get("demo").is_some(), "and says why");

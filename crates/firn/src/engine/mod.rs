@@ -25,7 +25,7 @@ use store::SharedStore;
 use tokio::runtime::Handle;
 use ublk::device::LiveDevice;
 use ublk::exit::ExitTimeouts;
-use volume::{Host, Notify, Options, RecoveryReport, Rings, Setup};
+use volume::{Continuation, Host, Notify, Options, RecoveryReport, Rings, Setup};
 
 use crate::config::Settings;
 use crate::engine::commit_io::CommitIo;
@@ -102,6 +102,7 @@ impl Engine {
         store: SharedStore,
         files: CacheDir,
         runtime: &Handle,
+        continues: Option<Continuation>,
     ) -> Result<Self> {
         let options = options(settings, &files, MemoryPlan::of_host());
         let memory = reactor::memfd(c"firn-fetched", options.memory_bytes)
@@ -121,7 +122,10 @@ impl Engine {
             tracing::warn!(why, "the index rings may not last");
         }
         let rings = Arc::new(RingFiles::open(&settings.ring_dir, &files.path)?);
-        let setup = setup(&files, options, &rings, &notifier, clock)?;
+        let setup = Setup {
+            continues,
+            ..setup(&files, options, &rings, &notifier, clock)?
+        };
         let (host, recovered) = Host::start(setup);
         let counters = Arc::new(IoCounters::default());
         let jobs = IoExecutor::new(

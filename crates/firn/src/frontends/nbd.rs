@@ -29,10 +29,19 @@ const ADDRESS_RETRY: Duration = Duration::from_millis(10);
 /// How long outstanding requests of a connection may take before it is closed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// An address that the server listens at.
+#[derive(Clone, Debug)]
+struct BoundAddress {
+    /// As the settings have it.
+    wanted: String,
+    /// As it was granted.
+    granted: Listen,
+}
+
 #[derive(Debug)]
 pub(crate) struct NbdFrontend {
     server: Arc<Server<Volume>>,
-    addresses: Mutex<Vec<Listen>>,
+    addresses: Mutex<Vec<BoundAddress>>,
     /// Clients without TLS are refused.
     requires_tls: bool,
     /// Clients are told apart by their certificates.
@@ -92,10 +101,7 @@ impl NbdFrontend {
             .server
             .listen(address)
             .map_err(|source| Failure::listen("NBD", &flag_value(address), "--nbd", &source))?;
-        self.addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(granted);
+        self.note_address(flag_value(address), granted);
         Ok(())
     }
 
@@ -118,10 +124,23 @@ impl NbdFrontend {
 
     /// The addresses it listens on.
     pub(crate) fn addresses(&self) -> Vec<Listen> {
-        self.addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        let addresses = self.addresses.lock();
+        let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        addresses.iter().map(|one| one.granted.clone()).collect()
+    }
+
+    /// Which address of the settings was granted as this one.
+    pub(crate) fn wanted_address(&self, granted: &Listen) -> Option<String> {
+        let addresses = self.addresses.lock();
+        let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        let found = addresses.iter().find(|one| one.granted == *granted);
+        found.map(|one| one.wanted.clone())
+    }
+
+    fn note_address(&self, wanted: String, granted: Listen) {
+        let addresses = self.addresses.lock();
+        let mut addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        addresses.push(BoundAddress { wanted, granted });
     }
 
     /// The URIs of a volume, best first.
@@ -153,18 +172,31 @@ impl NbdFrontend {
         handed.map_err(|busy| Failure::new(FailureCode::UpgradeRefused, busy.to_string()))
     }
 
-    /// Accepts at a socket that another server gave away.
-    pub(crate) fn adopt_listener(&self, listener: HandedListener) {
+    /// Goes on with what was given away, and that nobody else got.
+    pub(crate) async fn take_back(&self, handed: Handover) {
+        let server = Arc::clone(&self.server);
+        let lost = tokio::task::spawn_blocking(move || server.take_back(handed)).await;
+        if !matches!(lost, Ok(0)) {
+            tracing::error!(?lost, "clients are lost to an upgrade that was called off");
+        }
+    }
+
+    /// Accepts at a socket that another server gave away, for this address of the settings.
+    pub(crate) fn adopt_listener(&self, wanted: String, listener: HandedListener) {
         let place = listener.place.clone();
         if let Err(error) = self.server.adopt_listener(listener) {
             tracing::error!(%error, "an NBD listener ends with the upgrade");
             return;
         }
-        let mut addresses = self
-            .addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        addresses.push(place);
+        self.note_address(wanted, place);
+    }
+
+    /// Closes a listener of the program before that the settings do not name any more, and removes its path.
+    pub(crate) fn close_listener(listener: HandedListener) {
+        let HandedListener { place, socket } = listener;
+        drop(socket);
+        // Only if nobody else listens there by now.
+        let _ = check_place(&place);
     }
 
     /// Goes on with a connection that another server gave away.

@@ -27,6 +27,7 @@ mod ring_files;
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as Io};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -95,8 +96,8 @@ impl CacheDir {
     }
 
     /// The directory's lock, for the program that takes this one's place.
-    pub(crate) fn duplicate_lock(&self) -> io::Result<File> {
-        self.lock.try_clone()
+    pub(crate) fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 
     /// The same, with the lock that the program before has passed.

@@ -7,10 +7,12 @@
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
@@ -35,6 +37,8 @@ const BACKLOG: i32 = 128;
 #[derive(Debug)]
 pub(super) struct ApiListeners {
     bound: Vec<Bound>,
+    /// Those of the program before that the settings do not name any more.
+    dropped: Mutex<Vec<InheritedApiSocket>>,
 }
 
 #[derive(Debug)]
@@ -76,11 +80,19 @@ impl ApiListeners {
         });
         Ok(ApiListeners {
             bound: bound.collect::<Result<_>>()?,
+            dropped: Mutex::new(passed),
         })
     }
 
-    /// The sockets are this program's for good.
+    /// The sockets are this program's for good; those that the settings do not name any more are gone.
     pub(super) fn commit(&self) {
+        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        for one in dropped.drain(..) {
+            // The path's lock is held until it is removed.
+            if let (Some(_), Some(path)) = (&one.path_lock, one.wanted.strip_prefix("unix:")) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
         for bound in &self.bound {
             if let Bound::Unix(_, path) = bound {
                 path.stays.store(false, Ordering::Relaxed);
@@ -88,24 +100,21 @@ impl ApiListeners {
         }
     }
 
-    /// All of it once more, in the order of the settings.
-    pub(super) fn duplicate_for_handover(&self) -> Result<Vec<SocketToPass>> {
-        let duplicate = |bound: &Bound| -> io::Result<SocketToPass> {
-            Ok(match bound {
-                Bound::Tcp(listener, address) => SocketToPass {
-                    granted: ApiListen::Tcp(*address),
-                    socket: listener.try_clone()?.into(),
-                    path_lock: None,
-                },
-                Bound::Unix(listener, path) => SocketToPass {
-                    granted: ApiListen::Unix(path.path.clone()),
-                    socket: listener.try_clone()?.into(),
-                    path_lock: Some(path.lock.try_clone()?),
-                },
-            })
+    /// All of it, in the order of the settings.
+    pub(super) fn sockets_for_handover(&self) -> Vec<SocketToPass<'_>> {
+        let pass = |bound| match bound {
+            &Bound::Tcp(ref listener, address) => SocketToPass {
+                granted: ApiListen::Tcp(address),
+                socket: listener.as_fd(),
+                path_lock: None,
+            },
+            Bound::Unix(listener, path) => SocketToPass {
+                granted: ApiListen::Unix(path.path.clone()),
+                socket: listener.as_fd(),
+                path_lock: Some(path.lock.as_fd()),
+            },
         };
-        let all = self.bound.iter().map(duplicate).collect::<io::Result<_>>();
-        all.map_err(|source| Failure::internal(format!("cannot pass the API on: {source}")))
+        self.bound.iter().map(pass).collect()
     }
 
     /// Where clients find it.
@@ -118,7 +127,7 @@ impl ApiListeners {
     }
 
     /// The listeners for the runtime that serves them. Must be called in it.
-    pub(super) fn listeners(&self) -> Result<Vec<Listener>> {
+    pub(super) fn listeners(&self) -> Result<Vec<Arc<Listener>>> {
         let listener = |bound: &Bound| match bound {
             Bound::Tcp(listener, _) => {
                 tokio::net::TcpListener::from_std(listener.try_clone()?).map(Listener::Tcp)
@@ -127,7 +136,8 @@ impl ApiListeners {
                 tokio::net::UnixListener::from_std(listener.try_clone()?).map(Listener::Unix)
             }
         };
-        let all = self.bound.iter().map(listener).collect::<io::Result<_>>();
+        let shared = |bound| listener(bound).map(Arc::new);
+        let all = self.bound.iter().map(shared).collect::<io::Result<_>>();
         all.map_err(|source| Failure::internal(format!("cannot serve the API: {source}")))
     }
 }
@@ -331,6 +341,7 @@ mod tests {
         };
         let unix = bind_unix(&path, false).unwrap();
         let listeners = ApiListeners {
+            dropped: Mutex::default(),
             bound: vec![tcp, unix],
         };
         let mut waiting = UnixStream::connect(&path).unwrap();

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::runtime::Runtime;
+use tokio::runtime::Handle;
 
 /// How long all of them together may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(1);
@@ -16,7 +16,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 16 << 10;
 
 /// Starts as many threads as are wanted, and says in the log if there are fewer.
-pub(super) fn start(runtime: &Runtime, wanted: usize) {
+pub(super) fn start(runtime: &Handle, wanted: usize) {
     let started = gather(runtime, wanted);
     if started < wanted {
         tracing::warn!(
@@ -29,7 +29,7 @@ pub(super) fn start(runtime: &Runtime, wanted: usize) {
 
 /// Keeps each thread busy until all have started or the time is over, so that no thread takes two of the
 /// tasks; answers how many had started by then.
-fn gather(runtime: &Runtime, wanted: usize) -> usize {
+fn gather(runtime: &Handle, wanted: usize) -> usize {
     let latch = Arc::new(Latch::new(wanted));
     for _ in 0..wanted {
         let latch = Arc::clone(&latch);
@@ -83,6 +83,8 @@ impl Latch {
 
 #[cfg(test)]
 mod tests {
+    use tokio::runtime::Runtime;
+
     use super::*;
 
     fn runtime(threads: usize) -> Runtime {
@@ -95,14 +97,14 @@ mod tests {
 
     #[test]
     fn as_many_threads_start_as_are_wanted() {
-        assert_eq!(gather(&runtime(64), 48), 48);
+        assert_eq!(gather(runtime(64).handle(), 48), 48);
     }
 
     #[test]
     fn where_threads_are_limited_the_start_goes_on_with_those_that_there_are() {
         let runtime = runtime(4);
         let begin = Instant::now();
-        assert_eq!(gather(&runtime, 48), 4);
+        assert_eq!(gather(runtime.handle(), 48), 4);
         assert!(begin.elapsed() < 20 * START_TIMEOUT);
         let call = runtime.spawn_blocking(|| 7);
         let done = runtime.block_on(async { tokio::time::timeout(20 * START_TIMEOUT, call).await });

@@ -19,9 +19,10 @@ use std::time::Duration;
 
 use store::SharedStore;
 use tokio::runtime::Runtime;
+use volume::Continuation;
 
 use self::api_listeners::ApiListeners;
-use self::handover::Outgoing;
+use self::handover::{Held, Outgoing, Passage};
 use self::service_manager::ServiceManager;
 use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::api;
@@ -45,6 +46,9 @@ const RUNTIME_THREADS: usize = 2;
 /// Threads for calls that block: those of the engine's files, and of a directory store some at a time.
 const BLOCKING_THREADS: usize = DISK_CALLS_MAX + 16;
 
+/// How long a hand-over waits until all is durable, before it keeps clients waiting.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How long a hand-over waits for a disk that is being restored.
 const REOPEN_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -56,14 +60,15 @@ enum Ending {
     /// It was told to stop.
     Stopped,
     /// Another program takes its place.
-    HandedOver(Outgoing, process::StopSignal),
+    Handover(Outgoing, process::StopSignal),
 }
 
 /// Runs a server until it is told to stop. `incoming` is what the program before left, if this one takes its place.
 pub(crate) fn serve(settings: Settings, mut incoming: Incoming) -> Result<()> {
     abort_on_panic_under_locks();
-    process::prepare();
+    incoming.lacks_memory = process::prepare(incoming.takes_over());
     let manager = Arc::new(ServiceManager::of_environment());
+    incoming.keep_alive(&manager);
     let sockets = std::mem::take(&mut incoming.api);
     ApiListeners::bind(&settings, sockets)
         .inspect_err(|failure| roll_back(&failure.to_string()))
@@ -81,9 +86,11 @@ fn serve_at(
     manager: &Arc<ServiceManager>,
 ) -> Result<()> {
     handover::step("started")?;
-    let takes_over = incoming.lock.is_some();
+    let takes_over = incoming.takes_over();
     let runtime = runtime()?;
-    blocking_threads::start(&runtime, BLOCKING_THREADS);
+    if !takes_over {
+        blocking_threads::start(runtime.handle(), BLOCKING_THREADS);
+    }
     let gate = Arc::new(Gate::new(Arc::new(api_listeners::access_rules(settings)?)));
     let is_first_start = !CacheDir::has_log(&settings.cache);
     if is_first_start {
@@ -96,12 +103,18 @@ fn serve_at(
         faults: settings.store_faults,
         may_create: is_first_start,
     });
-    start_store(&store, &runtime, takes_over)?;
+    if !takes_over {
+        runtime.block_on(store.start())?;
+    }
     let mut progress = messages::LogFillBar::default();
     let files = CacheDir::open_locked(settings, incoming.lock.take(), &mut progress)?;
     handover::step("locked")?;
     let shared = Arc::clone(&store) as SharedStore;
-    let mut engine = runtime.block_on(Engine::start(settings, shared, files, runtime.handle()))?;
+    let continues = takes_over.then_some(Continuation {
+        journal: incoming.journal,
+    });
+    let engine = Engine::start(settings, shared, files, runtime.handle(), continues);
+    let mut engine = runtime.block_on(engine)?;
     handover::step("recovered")?;
     messages::log_recovery(&engine.report);
     let control = Arc::new(ControlPlane::new(
@@ -113,10 +126,10 @@ fn serve_at(
     let server = (&engine, &control, api, manager);
     let served = runtime.block_on(run(settings, server, gate, incoming, takes_over));
     let served = match served {
-        Ok(Ending::HandedOver(outgoing, mut stop)) => {
+        Ok(Ending::Handover(outgoing, mut stop)) => {
+            let _alive = manager.keep_alive(outgoing.timeout());
             engine.stop(control.disks.take_live());
             handover::step("stopped")?;
-            let sockets = api.duplicate_for_handover()?;
             // The signal would be gone with this program.
             if stop.has_come() {
                 tracing::warn!(
@@ -124,7 +137,12 @@ fn serve_at(
                 );
                 return Ok(());
             }
-            return Err(outgoing.execute(settings, sockets, engine.files()));
+            let held = Held {
+                api: &api.sockets_for_handover(),
+                lock: engine.files().lock(),
+                nbd: &control.nbd,
+            };
+            return Err(outgoing.execute(held, engine.host.journal_mark()));
         }
         Ok(Ending::Stopped) => Ok(()),
         Err(failure) => {
@@ -139,18 +157,23 @@ fn serve_at(
     served.and(closed)
 }
 
-/// Who takes the place of another program does not keep its clients waiting for the store, which that one had.
-fn start_store(store: &Arc<StoreAccess>, runtime: &Runtime, takes_over: bool) -> Result<()> {
-    if !takes_over {
-        return runtime.block_on(store.start());
+/// What a program that took another's place does only when its clients are served again: they would have waited for
+/// it, and the program before had it.
+fn start_later(control: &ControlPlane, lacks_memory: bool) {
+    if let Some(store) = control.store.clone() {
+        tokio::spawn(async move {
+            if let Err(failure) = store.start().await {
+                tracing::error!(%failure, "the store cannot be used");
+            }
+        });
     }
-    let store = Arc::clone(store);
-    runtime.spawn(async move {
-        if let Err(failure) = store.start().await {
-            tracing::error!(%failure, "the store cannot be used");
+    let runtime = tokio::runtime::Handle::current();
+    tokio::task::spawn_blocking(move || {
+        blocking_threads::start(&runtime, BLOCKING_THREADS);
+        if lacks_memory {
+            process::fill_memory();
         }
     });
-    Ok(())
 }
 
 fn runtime() -> Result<Runtime> {
@@ -177,11 +200,17 @@ async fn run(
     incoming: Incoming,
     takes_over: bool,
 ) -> Result<Ending> {
-    let (engine, control, _, manager) = server;
+    let (engine, control, api, manager) = server;
     let initial = control.open_initial_volumes(&settings.volumes, &engine.report, takes_over);
     let waiting = initial.await?;
     handover::step("opened")?;
-    let reopen = ReopenTask::start(control, waiting);
+    let stop = process::StopSignal::new()?;
+    let lacks_memory = incoming.lacks_memory;
+    take_over(settings, control, api, incoming)?;
+    if takes_over {
+        start_later(control, lacks_memory);
+    }
+    let reopen = ReopenTask::start(control, waiting, takes_over);
     let health = tokio::spawn({
         let control = Arc::clone(control);
         let manager = Arc::clone(manager);
@@ -191,12 +220,12 @@ async fn run(
         let control = Arc::clone(control);
         async move { messages::report_slow_requests(control.latencies.slow()).await }
     });
-    let served = serve_clients(settings, server, gate, incoming).await;
+    let served = serve_clients(settings, server, gate, stop).await;
     health.abort();
     slow_requests.abort();
     match &served {
         // Clients wait: what a killed server could have begun is left as that would leave it.
-        Ok(Ending::HandedOver(..)) => {
+        Ok(Ending::Handover(..)) => {
             let _ = tokio::time::timeout(REOPEN_STOP_TIMEOUT, reopen.stop()).await;
         }
         _ => reopen.stop().await,
@@ -209,19 +238,18 @@ async fn serve_clients(
     settings: &Settings,
     (engine, control, api, manager): Running<'_>,
     gate: Arc<Gate>,
-    incoming: Incoming,
+    mut stop: process::StopSignal,
 ) -> Result<Ending> {
-    let mut stop = process::StopSignal::new()?;
-    take_over(settings, control, api, incoming)?;
     let router = api::router(Arc::clone(control), gate);
     messages::announce(settings, &api.addresses(), engine, control)?;
     manager.on_ready();
+    let listeners = api.listeners()?;
     loop {
         let (close, closed) = tokio::sync::watch::channel(());
         let mut servers = tokio::task::JoinSet::new();
-        for listener in api.listeners()? {
+        for listener in &listeners {
             servers.spawn(api::serving::serve(
-                listener,
+                Arc::clone(listener),
                 router.clone(),
                 closed.clone(),
             ));
@@ -234,14 +262,21 @@ async fn serve_clients(
             stop_api(manager, stop, close, servers, api).await;
             return Ok(Ending::Stopped);
         };
-        match prepare_upgrade(settings, control, plan, (close, &mut servers)).await {
+        let held = Held {
+            api: &api.sockets_for_handover(),
+            lock: engine.files().lock(),
+            nbd: &control.nbd,
+        };
+        manager.on_handing_over();
+        match prepare_upgrade(settings, (control, held), plan, (close, &mut servers)).await {
             Ok(_) if stop.has_come() => {
                 let (close, _) = tokio::sync::watch::channel(());
                 stop_api(manager, stop, close, servers, api).await;
                 return Ok(Ending::Stopped);
             }
-            Ok(outgoing) => return Ok(Ending::HandedOver(outgoing, stop)),
+            Ok(outgoing) => return Ok(Ending::Handover(outgoing, stop)),
             Err(failure) => {
+                manager.on_called_off();
                 tracing::error!(%failure, "the server is not upgraded, and goes on");
                 control.upgrades.on_failed(failure.to_string());
             }
@@ -255,30 +290,36 @@ fn take_over(
     settings: &Settings,
     control: &Arc<ControlPlane>,
     api: &ApiListeners,
-    incoming: Incoming,
+    mut incoming: Incoming,
 ) -> Result<()> {
-    let mut passed = incoming.nbd;
-    let mut adopted = Vec::new();
-    for address in &settings.nbd {
-        let wanted = flag_value(address);
-        match passed.iter().position(|(at, _)| *at == wanted) {
-            Some(at) => adopted.push(passed.remove(at).1),
-            None => control.listen(std::slice::from_ref(address))?,
+    let mut wanted: Vec<String> = settings.nbd.iter().map(flag_value).collect();
+    for (address, wanted) in settings.nbd.iter().zip(&wanted) {
+        if !incoming.listens_at(wanted) {
+            control.listen(std::slice::from_ref(address))?;
         }
     }
-    handover::commit();
+    let clients = incoming.commit();
     api.commit();
-    for listener in adopted {
-        control.nbd.adopt_listener(listener);
+    for (at, listener) in clients.listeners {
+        match wanted.iter().position(|one| *one == at) {
+            Some(found) => {
+                wanted.swap_remove(found);
+                control.nbd.adopt_listener(at, listener);
+            }
+            // The settings have changed.
+            None => NbdFrontend::close_listener(listener),
+        }
     }
-    control.adopt_connections(incoming.connections);
+    control.adopt_connections(clients.connections);
+    handover::step("adopted")?;
     if incoming.number > 0 {
         let returned = incoming.returned.as_deref();
         control
             .upgrades
             .on_taken_over(incoming.number, &incoming.program, returned);
+        handover::end_pause();
     }
-    handover::step("adopted")
+    Ok(())
 }
 
 async fn stop_api(
@@ -305,7 +346,7 @@ async fn stop_api(
 /// the API has to be served anew.
 async fn prepare_upgrade(
     settings: &Settings,
-    control: &Arc<ControlPlane>,
+    (control, held): (&Arc<ControlPlane>, Held<'_>),
     plan: UpgradePlan,
     (close, servers): (
         tokio::sync::watch::Sender<()>,
@@ -326,6 +367,8 @@ async fn prepare_upgrade(
         .await
         .map_err(|error| Failure::internal(format!("checking the program: {error}")))??;
     handover::step("checked")?;
+    let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    let passage = Passage::prepare(number, timeout_ms, checked)?;
     control.upgrades.on_handing_over();
     // Changes that are under way come to their end.
     drop(close);
@@ -336,17 +379,21 @@ async fn prepare_upgrade(
             "requests of the API are under way; wait for them, or give more with --timeout",
         ));
     }
-    let nbd = control.nbd.try_hand_over(timeout).await?;
+    // What is durable now need not be made so while clients wait. A log that refuses it is not worse off in the next
+    // program.
+    let _ = tokio::time::timeout(COMMIT_TIMEOUT, control.host.commit()).await;
+    handover::begin_pause();
+    let nbd = control.give_clients_away(timeout).await?;
     tracing::info!(
         connections = nbd.connections.len(),
         closed = nbd.closed,
-        program = %checked.path.display(),
         "handing over"
     );
-    Ok(Outgoing {
-        number,
-        timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
-        program: checked,
-        nbd,
-    })
+    match passage.complete(settings, held, nbd) {
+        Ok(outgoing) => Ok(outgoing),
+        Err((failure, nbd)) => {
+            control.take_clients_back(nbd).await;
+            Err(failure)
+        }
+    }
 }

@@ -16,17 +16,28 @@ use crate::memory_plan::MemoryPlan;
 const OPEN_FILES_MIN: u64 = 1 << 16;
 
 /// What whoever writes the log needs of this process, before it has threads: it must come through want of
-/// memory while its own disks wait for it, and hold many files open.
-pub(crate) fn prepare() {
+/// memory while its own disks wait for it, and hold many files open. A program that `takes_over` has clients that wait:
+/// what it does not need at once it gets by [`fill_memory`]. Whether there is such.
+pub(crate) fn prepare(takes_over: bool) -> bool {
     set_io_flusher();
-    if lock_memory() && !canary::active!("heap_of_the_moment") {
+    let is_locked = lock_memory(takes_over);
+    if is_locked && !canary::active!("heap_of_the_moment") {
         let reserve_bytes = MemoryPlan::of_host().reserve_bytes;
-        if !reactor::reserve_heap(reserve_bytes) {
+        if !reactor::reserve_heap(if takes_over { 0 } else { reserve_bytes }) {
             tracing::debug!("the allocator takes no advice: no heap is reserved");
         }
     }
     avoid_oom_kill();
     raise_open_files_limit();
+    is_locked && takes_over
+}
+
+/// Takes the memory that [`prepare`] left for later: the program's own pages, and the heap's reserve.
+pub(crate) fn fill_memory() {
+    if let Err(error) = reactor::populate_program() {
+        tracing::debug!(%error, "the program is not in memory as a whole");
+    }
+    reactor::reserve_heap(MemoryPlan::of_host().reserve_bytes);
 }
 
 /// A file system on one of this server's volumes, mounted on this machine, frees memory by writing
@@ -42,7 +53,7 @@ fn set_io_flusher() {
 /// for a page of its own there waits for itself. So what this process has in memory stays there, from
 /// the first touch on, as far as its limit allows. Without the privilege a limit that is not generous
 /// would make allocations fail, so then nothing is locked; `firn doctor` says so. Whether it is.
-fn lock_memory() -> bool {
+fn lock_memory(takes_over: bool) -> bool {
     let limit = rustix::process::getrlimit(Resource::Memlock);
     let may_lock_all = rustix::process::setrlimit(
         Resource::Memlock,
@@ -62,8 +73,11 @@ fn lock_memory() -> bool {
     // The program itself at once: a part of it that was never used may have to be read from a disk that
     // waits for it. All else when it is touched: what is only reserved takes no memory.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    let locked =
-        rustix::mm::mlockall(MlockAllFlags::CURRENT).and_then(|()| rustix::mm::mlockall(flags));
+    let whole = match takes_over {
+        true => Ok(()),
+        false => rustix::mm::mlockall(MlockAllFlags::CURRENT),
+    };
+    let locked = whole.and_then(|()| rustix::mm::mlockall(flags));
     if let Err(error) = locked {
         tracing::warn!(%error, "memory is not locked: swap on a disk of this host may hang the server");
     }

@@ -104,7 +104,7 @@ impl LogRescue {
     pub(crate) fn run(self) -> Result<LogRescueReport> {
         abort_on_panic_under_locks();
         // Disks of the stopped server may hold swap or a file system that waits, as while `serve` runs.
-        process::prepare();
+        process::prepare(false);
         let runtime = runtime()?;
         let store = StoreAccess::new(StoreSettings {
             url: self.settings.store.clone(),
@@ -122,7 +122,7 @@ impl LogRescue {
             None => None,
         };
         let shared = Arc::clone(&store) as SharedStore;
-        let started = Engine::start(&self.settings, shared, files, runtime.handle());
+        let started = Engine::start(&self.settings, shared, files, runtime.handle(), None);
         let mut engine = runtime.block_on(started)?;
         messages::log_recovery(&engine.report);
         let control = Arc::new(ControlPlane::new(

@@ -4,19 +4,32 @@
 //! A server that nobody watches sends nothing. A message that cannot be delivered is logged and never
 //! fails the server. Protocol: sd_notify(3); a message is one datagram of `NAME=VALUE` lines.
 
+use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// How often a server says that it lives, and how many times at least within its watchdog's time.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(1);
+const KEEP_ALIVE_SHARE: u32 = 4;
 
 /// The way to the service manager, if there is one.
 #[derive(Debug)]
 pub(crate) struct ServiceManager {
     socket: Option<(UnixDatagram, SocketAddr)>,
-    /// Whether a service that says nothing is taken for one that hangs.
-    watchdog: bool,
+    /// After so long a service that says nothing is taken for one that hangs.
+    watchdog: Option<Duration>,
+}
+
+/// Says that the server lives until it is dropped, or its time is over.
+#[derive(Debug)]
+pub(super) struct KeepAlive {
+    _stop: mpsc::Sender<Infallible>,
 }
 
 impl ServiceManager {
@@ -27,11 +40,11 @@ impl ServiceManager {
             // Else it is a parent process that is watched.
             pid.to_str() == Some(&std::process::id().to_string())
         });
-        let watchdog = own && watchdog_timeout(variable("WATCHDOG_USEC").as_deref()).is_some();
+        let watchdog = watchdog_timeout(variable("WATCHDOG_USEC").as_deref()).filter(|_| own);
         Self::at(variable("NOTIFY_SOCKET").as_deref(), watchdog)
     }
 
-    fn at(path: Option<&OsStr>, watchdog: bool) -> Self {
+    fn at(path: Option<&OsStr>, watchdog: Option<Duration>) -> Self {
         let socket = path.and_then(|path| match connect(path) {
             Ok(socket) => Some(socket),
             Err(error) => {
@@ -54,9 +67,40 @@ impl ServiceManager {
 
     /// The control plane answers: called about once a second, by a task that takes its locks.
     pub(super) fn on_alive(&self) {
-        if self.watchdog {
+        if self.watchdog.is_some() {
             self.send("WATCHDOG=1");
         }
+    }
+
+    /// The server gives its place to another program, which serves as soon as it can.
+    pub(super) fn on_handing_over(&self) {
+        self.send("STATUS=upgrading: another program takes over");
+    }
+
+    /// It has not, and goes on.
+    pub(super) fn on_called_off(&self) {
+        self.send("STATUS=serving");
+    }
+
+    /// Says that the server lives while its control plane rests: until this is dropped, and for `most` at the longest, by
+    /// which whoever watches over the hand-over has ended it.
+    pub(super) fn keep_alive(self: &Arc<Self>, most: Duration) -> Option<KeepAlive> {
+        let interval = (self.watchdog? / KEEP_ALIVE_SHARE).min(KEEP_ALIVE_INTERVAL);
+        let (stop, stopped) = mpsc::channel::<Infallible>();
+        let (manager, until) = (Arc::clone(self), Instant::now() + most);
+        let thread = std::thread::Builder::new().name("firn-keep-alive".to_owned());
+        let started = thread.spawn(move || {
+            manager.on_alive();
+            while Instant::now() < until
+                && stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout)
+            {
+                manager.on_alive();
+            }
+        });
+        started
+            .inspect_err(|error| tracing::warn!(%error, "the service manager's watchdog may end this server"))
+            .ok()
+            .map(|_| KeepAlive { _stop: stop })
     }
 
     fn send(&self, message: &str) {
@@ -107,14 +151,14 @@ mod tests {
         let hidden = UnixDatagram::bind_addr(&hidden).unwrap();
         let at = format!("@{name}");
         for (socket, path) in [(&named, path.as_os_str()), (&hidden, OsStr::new(&at))] {
-            let manager = ServiceManager::at(Some(path), true);
+            let manager = ServiceManager::at(Some(path), Some(Duration::from_secs(30)));
             manager.on_ready();
             manager.on_alive();
             manager.on_stopping();
             assert!(received(socket).starts_with("READY=1\n"));
             assert_eq!(received(socket), "WATCHDOG=1");
             assert!(received(socket).starts_with("STOPPING=1\n"));
-            let without_watchdog = ServiceManager::at(Some(path), false);
+            let without_watchdog = ServiceManager::at(Some(path), None);
             without_watchdog.on_alive();
             without_watchdog.on_ready();
             assert!(received(socket).starts_with("READY=1\n"));
@@ -123,15 +167,39 @@ mod tests {
 
     #[test]
     fn a_service_manager_that_is_not_there_or_does_not_read_holds_nobody_up() {
-        ServiceManager::at(None, true).on_ready();
+        let watchdog = Some(Duration::from_secs(30));
+        ServiceManager::at(None, watchdog).on_ready();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
-        ServiceManager::at(Some(path.as_os_str()), true).on_ready();
+        ServiceManager::at(Some(path.as_os_str()), watchdog).on_ready();
         let _deaf = UnixDatagram::bind(&path).unwrap();
-        let manager = ServiceManager::at(Some(path.as_os_str()), true);
+        let manager = ServiceManager::at(Some(path.as_os_str()), watchdog);
         for _ in 0..1000 {
             manager.on_alive();
         }
+    }
+
+    #[test]
+    fn a_watchdog_is_fed_while_a_server_hands_over_and_no_longer_than_that_may_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let watchdog = Duration::from_millis(40);
+        let manager = Arc::new(ServiceManager::at(Some(path.as_os_str()), Some(watchdog)));
+        let fed = manager.keep_alive(Duration::from_secs(60)).unwrap();
+        for _ in 0..5 {
+            assert_eq!(received(&socket), "WATCHDOG=1");
+        }
+        drop(fed);
+        let fed = manager.keep_alive(Duration::from_millis(50)).unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while Arc::strong_count(&manager) > 1 {
+            assert!(Instant::now() < until, "both threads end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(fed);
+        let unwatched = Arc::new(ServiceManager::at(Some(path.as_os_str()), None));
+        assert!(unwatched.keep_alive(watchdog).is_none());
     }
 
     #[test]

@@ -78,6 +78,22 @@ impl Client {
         Ok(u32::from_be_bytes(reply[4..8].try_into().unwrap()))
     }
 
+    /// A share of the connection's stream, for a test that sends and receives by itself.
+    pub fn stream(&self) -> UnixStream {
+        self.stream.try_clone().unwrap()
+    }
+
+    /// A write as it is sent.
+    pub fn write_request(handle: u64, offset: u64, data: &[u8]) -> Vec<u8> {
+        let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
+        bytes.extend([0, 0, 0, 1]);
+        bytes.extend(handle.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        bytes
+    }
+
     fn answer(code: u32) -> Answer<()> {
         if code == 0 {
             Ok(())

@@ -106,7 +106,11 @@ pub(super) struct Connection<B: Backend> {
 }
 
 impl<B: Backend> Connection<B> {
-    pub(super) fn new(cx: &mut Cx<'_>, shared: Arc<Shared<B>>, socket: OwnedFd) -> Self {
+    pub(super) fn new(
+        cx: &mut Cx<'_>,
+        shared: Arc<Shared<B>>,
+        socket: impl Into<Arc<OwnedFd>>,
+    ) -> Self {
         let membership = shared.registry.join(Wakers {
             give: cx.waker(KEY_GIVE),
             keep: cx.waker(KEY_KEEP),

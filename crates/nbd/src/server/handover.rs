@@ -28,8 +28,8 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 pub struct HandedListener {
     /// The place as it was granted.
     pub place: Listen,
-    /// The socket.
-    pub socket: OwnedFd,
+    /// The socket. It may be shared, but not used, by the one that gave it away.
+    pub socket: Arc<OwnedFd>,
 }
 
 /// What a server gave away.
@@ -91,7 +91,7 @@ impl<B: Backend> Server<B> {
         let before = registry.begin_handover(Scope::Movable);
         let left = until - Instant::now().min(until);
         if registry.wait_until_gone(Scope::Movable, left) > 0 {
-            return Err(self.take_back(listeners));
+            return Err(self.call_off(listeners));
         }
         registry.drain(Scope::All);
         let left = until - Instant::now().min(until);
@@ -107,22 +107,33 @@ impl<B: Backend> Server<B> {
         })
     }
 
-    fn take_back(&self, listeners: Vec<HandedListener>) -> HandoverRefused {
-        let (exports, given) = self.shared.registry.cancel_handover();
-        let mut lost = 0;
-        for connection in given {
-            if let Err(error) = self.adopt(connection) {
-                tracing::error!(%error, "a connection is lost to a hand-over that was called off");
-                lost += 1;
-            }
-        }
-        for listener in listeners {
-            if let Err(error) = self.adopt_listener(listener) {
-                tracing::error!(%error, "a listener is lost to a hand-over that was called off");
-                lost += 1;
-            }
-        }
+    fn call_off(&self, listeners: Vec<HandedListener>) -> HandoverRefused {
+        let (exports, connections) = self.shared.registry.cancel_handover();
+        let lost = self.take_back(Handover {
+            listeners,
+            connections,
+            ..Handover::default()
+        });
         HandoverRefused { exports, lost }
+    }
+
+    /// Goes on with what this server gave away, which nobody else may have got. Needs no descriptor. Returns how many
+    /// listeners and connections ended because they could not be taken back.
+    pub fn take_back(&self, handed: Handover) -> usize {
+        let connections = handed.connections.into_iter().map(|one| self.adopt(one));
+        let mut lost = 0;
+        for adopted in connections.chain(
+            handed
+                .listeners
+                .into_iter()
+                .map(|one| self.adopt_listener(one)),
+        ) {
+            if let Err(error) = adopted {
+                tracing::error!(%error, "a client is lost to a hand-over that was called off");
+                lost += 1;
+            }
+        }
+        lost
     }
 
     /// Stops accepting and reading, answers what was taken, and gives listeners and connections away.

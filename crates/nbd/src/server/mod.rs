@@ -123,7 +123,7 @@ struct BoundSocket {
     place: Listen,
     stop: Waker,
     /// The socket itself, for the server after this one.
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     /// Nothing ever comes, and there is no sender any more once the listener has left.
     ended: mpsc::Receiver<Infallible>,
 }
@@ -165,13 +165,13 @@ impl<B: Backend> Server<B> {
     pub fn listen(&self, listen: &Listen) -> io::Result<Listen> {
         blkmq::may_block("binding a socket");
         let (socket, place) = listen::bind(listen)?;
-        self.accept_at(socket, place.clone())?;
+        self.accept_at(Arc::new(socket), place.clone())?;
         Ok(place)
     }
 
-    /// Begins to accept at a socket.
-    fn accept_at(&self, socket: OwnedFd, place: Listen) -> io::Result<()> {
-        let accepting = socket.try_clone()?;
+    /// Begins to accept at a socket. Needs no further descriptor.
+    fn accept_at(&self, socket: Arc<OwnedFd>, place: Listen) -> io::Result<()> {
+        let accepting = Arc::clone(&socket);
         let (ended_to, ended) = mpsc::channel();
         let (stop_to, stop_from) = mpsc::sync_channel(1);
         let (shared, for_source) = (Arc::clone(&self.shared), place.clone());

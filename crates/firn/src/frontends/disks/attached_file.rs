@@ -18,7 +18,8 @@ use super::options::DiskOptions;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files::ReservedFile;
 
-const VERSION: u32 = 3;
+/// The version that this program writes, and the only one that it reads.
+pub(crate) const VERSION: u32 = 3;
 
 /// The disk that a volume is attached as.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{PROTOCOL, RECORD_VARIABLE};
+use super::{PROTOCOL, RECORD_VARIABLE, STOPPED_VARIABLE};
 use crate::cli::output;
 use crate::config::Settings;
 use crate::failure::{Failure, FailureCode, Result};
+use crate::frontends::disks::attached_file;
 
 /// The flag of `serve` that asks for it.
 const FLAG: &str = "--handover-check";
@@ -40,6 +41,8 @@ struct Answer {
     version: String,
     /// Versions of superblock, segment header, frame and ring, which it reads and writes.
     log_formats: Vec<u16>,
+    /// Version of the file `attached`.
+    attached_format: u32,
     cache: PathBuf,
     ring_dir: PathBuf,
     store: String,
@@ -52,6 +55,7 @@ impl Answer {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             log_formats: volume::LOG_FORMATS.to_vec(),
+            attached_format: attached_file::VERSION,
             cache: absolute(&settings.cache),
             ring_dir: absolute(&settings.ring_dir),
             store: settings.store.clone(),
@@ -72,6 +76,13 @@ impl Answer {
                 "it has other formats of the log and its rings ({:?}) than this server ({:?}): bring all to the \
                  store with `firn sync`, stop this server and start that one",
                 self.log_formats, own.log_formats
+            ));
+        }
+        if self.attached_format != own.attached_format {
+            return Some(format!(
+                "it has another format of the file `attached` ({}) than this server ({}): stop this server and start \
+                 that one",
+                self.attached_format, own.attached_format
             ));
         }
         let differ = [
@@ -151,6 +162,7 @@ fn run_check(program: &File, timeout: Duration) -> std::result::Result<Answer, S
         .args(arguments)
         .arg(FLAG)
         .env_remove(RECORD_VARIABLE)
+        .env_remove(STOPPED_VARIABLE)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -213,9 +225,22 @@ mod tests {
             protocol: PROTOCOL,
             version: "1".to_owned(),
             log_formats: volume::LOG_FORMATS.to_vec(),
+            attached_format: attached_file::VERSION,
             cache: "/c".into(),
             ring_dir: "/r".into(),
             store: "file:/s".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_program_with_another_format_of_the_file_attached_is_refused_newer_or_older() {
+        for version in [attached_file::VERSION - 1, attached_file::VERSION + 1] {
+            let other = Answer {
+                attached_format: version,
+                ..answer()
+            };
+            let why = other.describe_incompatibility(&answer()).unwrap();
+            assert!(why.contains("`attached`"), "{why}");
         }
     }
 

@@ -1,19 +1,28 @@
 //! What a program finds that takes a server's place, and its way back to the program before it.
 //!
 //! Until it serves, a failure, a panic or the deadline executes the old program again, with the same
-//! descriptors: [`roll_back`]. From [`commit`] on there is no way back, and a failure is like any other.
+//! descriptors: [`roll_back`]. From [`Incoming::commit`] on there is no way back, and a failure is like any other.
+//!
+//! Connections and NBD's listeners stay with the way back until then, so that a program with thousands of clients
+//! needs no more descriptors than the one before it had.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nbd::codec::ConnectionState;
-use nbd::server::{HandedConnection, HandedListener};
+use nbd::server::{HandedConnection, HandedListener, Listen};
+use volume::JournalMark;
 
-use super::{PROTOCOL, RECORD_VARIABLE, Record, SocketRecord, execute};
+use super::{
+    ConnectionRecord, LastWords, PROTOCOL, RECORD_VARIABLE, Record, STOPPED_VARIABLE, SocketRecord,
+    execute, timeline,
+};
+use crate::server::service_manager::{KeepAlive, ServiceManager};
 
 /// The way back, as long as there is one.
 static WAY_BACK: Mutex<Option<RollbackTarget>> = Mutex::new(None);
@@ -21,11 +30,17 @@ static WAY_BACK: Mutex<Option<RollbackTarget>> = Mutex::new(None);
 /// There was one at the start.
 static IS_EXPECTED: AtomicBool = AtomicBool::new(false);
 
+/// How much longer the old program may take, back again: its disk may be as slow as it was for the new one.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What came along, by its number.
+type Passed = BTreeMap<i32, OwnedFd>;
+
 #[derive(Debug)]
 struct RollbackTarget {
     record: Record,
-    previous: File,
-    kept: Vec<OwnedFd>,
+    memory: File,
+    passed: Passed,
 }
 
 /// A socket of the API that came along.
@@ -45,8 +60,23 @@ pub(crate) struct Incoming {
     pub(in crate::server) returned: Option<String>,
     pub(in crate::server) lock: Option<File>,
     pub(in crate::server) api: Vec<InheritedApiSocket>,
+    nbd: Vec<SocketRecord>,
+    connections: Vec<ConnectionRecord>,
+    /// Of the old program, to which there is no way back.
+    passed: Passed,
+    timeout: Duration,
+    /// Some of the process's memory is to be had once it serves.
+    pub(in crate::server) lacks_memory: bool,
+    /// Where the log's journal ended.
+    pub(in crate::server) journal: Option<JournalMark>,
+    alive: Option<KeepAlive>,
+}
+
+/// The NBD clients of the program before.
+#[derive(Debug, Default)]
+pub(in crate::server) struct IncomingClients {
     /// With the address as the settings have it.
-    pub(in crate::server) nbd: Vec<(String, HandedListener)>,
+    pub(in crate::server) listeners: Vec<(String, HandedListener)>,
     pub(in crate::server) connections: Vec<HandedConnection>,
 }
 
@@ -61,6 +91,7 @@ impl Incoming {
         match Self::take(File::from(memory)) {
             Ok(incoming) => Some(incoming),
             Err(error) => {
+                roll_back(&format!("it cannot take what was passed to it: {error}"));
                 tracing::error!(%error, "what the program before left cannot be used; this is a plain start");
                 None
             }
@@ -75,63 +106,141 @@ impl Incoming {
         if record.protocol != PROTOCOL {
             return Err(io::Error::other(format!("protocol {}", record.protocol)));
         }
-        let mut kept = Vec::new();
-        let mut take = |number: i32| -> io::Result<OwnedFd> {
-            let passed = reactor::inherited_fd(number)?;
-            let own = passed.try_clone()?;
-            kept.push(passed);
-            Ok(own)
-        };
-        let previous = File::from(take(record.previous)?);
-        let mut incoming = Incoming {
-            number: record.number,
-            program: record.program.display().to_string(),
-            returned: record.returned.clone(),
-            lock: Some(File::from(take(record.lock)?)),
-            ..Incoming::default()
-        };
-        for socket in &record.api {
-            incoming.api.push(InheritedApiSocket {
+        note_steps_before(&record);
+        let claim = |number| Ok((number, reactor::inherited_fd(number)?));
+        let passed = record.descriptors().map(claim);
+        let passed = passed.collect::<io::Result<Passed>>()?;
+        if record.returned.is_some() {
+            return Self::of(&record, passed);
+        }
+        let mut way_back = WAY_BACK.lock().unwrap_or_else(PoisonError::into_inner);
+        let way_back = way_back.insert(RollbackTarget {
+            record: record.clone(),
+            memory,
+            passed,
+        });
+        IS_EXPECTED.store(true, Ordering::SeqCst);
+        roll_back_on_panic_or_timeout(Duration::from_millis(record.timeout_ms))?;
+        // What this program needs before it serves is its own. The rest is claimed when it commits.
+        let mut early = Passed::new();
+        let sockets = record.api.iter();
+        let sockets = sockets.flat_map(|one| [Some(one.socket), one.path_lock]);
+        for number in sockets.flatten().chain([record.lock]) {
+            let own = way_back
+                .passed
+                .get(&number)
+                .ok_or(io::ErrorKind::NotFound)?;
+            early.insert(number, own.try_clone()?);
+        }
+        Self::of(&record, early)
+    }
+
+    fn of(record: &Record, mut passed: Passed) -> io::Result<Incoming> {
+        let mut take = |number: i32| passed.remove(&number).ok_or(io::ErrorKind::NotFound);
+        let lock = Some(File::from(take(record.lock)?));
+        let api = record.api.iter().map(|socket| {
+            Ok(InheritedApiSocket {
                 wanted: socket.wanted.clone(),
                 socket: take(socket.socket)?,
                 path_lock: socket.path_lock.map(&mut take).transpose()?.map(File::from),
-            });
+            })
+        });
+        Ok(Incoming {
+            number: record.number,
+            program: record.program.display().to_string(),
+            returned: record.returned.clone(),
+            lock,
+            api: api.collect::<io::Result<_>>()?,
+            nbd: record.nbd.clone(),
+            connections: record.connections.clone(),
+            passed,
+            timeout: Duration::from_millis(record.timeout_ms),
+            lacks_memory: false,
+            journal: last_words().and_then(|words| words.journal),
+            alive: None,
+        })
+    }
+
+    /// Whether this program takes the place of another one, whose clients wait.
+    pub(in crate::server) fn takes_over(&self) -> bool {
+        self.number > 0
+    }
+
+    /// Feeds the service manager's watchdog until this program serves.
+    pub(in crate::server) fn keep_alive(&mut self, manager: &Arc<ServiceManager>) {
+        if self.number > 0 {
+            // The old program, back again, has nobody else who watches over it.
+            let more = self
+                .returned
+                .as_ref()
+                .map_or(Duration::ZERO, |_| RETURN_TIMEOUT);
+            self.alive = manager.keep_alive(self.timeout + more);
         }
-        for SocketRecord {
-            wanted,
-            granted,
-            socket,
-            ..
-        } in &record.nbd
-        {
-            let place = granted.parse().map_err(io::Error::other)?;
-            let socket = take(*socket)?;
-            incoming
-                .nbd
-                .push((wanted.clone(), HandedListener { place, socket }));
+    }
+
+    /// Whether a listener of NBD came along for this address of the settings.
+    pub(in crate::server) fn listens_at(&self, wanted: &str) -> bool {
+        self.nbd.iter().any(|one| one.wanted == wanted)
+    }
+
+    /// From here on this program serves, and there is no way back: the clients are its own.
+    pub(in crate::server) fn commit(&mut self) -> IncomingClients {
+        let mut way_back = WAY_BACK
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // Another thread is about to execute the old program, which ends this one: it must serve nobody.
+        while way_back.is_none() && IS_EXPECTED.load(Ordering::SeqCst) {
+            std::thread::park();
         }
-        for connection in &record.connections {
-            let socket = take(connection.socket)?;
-            match ConnectionState::decode(&connection.state) {
-                Ok(state) => incoming
-                    .connections
-                    .push(HandedConnection { socket, state }),
-                Err(error) => tracing::error!(%error, "an NBD connection ends with the upgrade"),
+        if let Some(way_back) = &mut way_back {
+            self.passed = std::mem::take(&mut way_back.passed);
+        }
+        let mut clients = IncomingClients::default();
+        for one in std::mem::take(&mut self.nbd) {
+            let place: Option<Listen> = one.granted.parse().ok();
+            match (place, self.passed.remove(&one.socket)) {
+                (Some(place), Some(socket)) => {
+                    let socket = Arc::new(socket);
+                    let listener = HandedListener { place, socket };
+                    clients.listeners.push((one.wanted, listener));
+                }
+                _ => tracing::error!(place = %one.granted, "an NBD listener ends with the upgrade"),
             }
         }
-        if record.returned.is_none() {
-            let timeout = Duration::from_millis(record.timeout_ms);
-            let way_back = RollbackTarget {
-                record,
-                previous,
-                kept,
-            };
-            IS_EXPECTED.store(true, Ordering::SeqCst);
-            *WAY_BACK.lock().unwrap_or_else(PoisonError::into_inner) = Some(way_back);
-            roll_back_on_panic_or_timeout(timeout)?;
+        for one in std::mem::take(&mut self.connections) {
+            let state = ConnectionState::decode(&one.state);
+            match (state, self.passed.remove(&one.socket)) {
+                (Ok(state), Some(socket)) => {
+                    let socket = Arc::new(socket);
+                    clients.connections.push(HandedConnection { socket, state });
+                }
+                (state, _) => {
+                    tracing::error!(?state, "an NBD connection ends with the upgrade");
+                }
+            }
         }
-        Ok(incoming)
+        if let (true, Some(way_back)) = (canary::active!("way_back_for_ever"), way_back) {
+            let passed = std::mem::take(&mut self.passed);
+            let way_back = RollbackTarget { passed, ..way_back };
+            *WAY_BACK.lock().unwrap_or_else(PoisonError::into_inner) = Some(way_back);
+        }
+        self.passed.clear();
+        clients
     }
+}
+
+fn last_words() -> Option<LastWords> {
+    LastWords::from_text(&std::env::var(STOPPED_VARIABLE).ok()?)
+}
+
+/// What the old program took, and the kernel to execute this one.
+fn note_steps_before(record: &Record) {
+    timeline::replace(record.timeline.clone());
+    if let Some(words) = last_words() {
+        timeline::note("stopped", words.stopped_ns);
+    }
+    timeline::note("executed", timeline::now_ns());
 }
 
 /// A panic on any thread, and the deadline, lead back.
@@ -158,10 +267,23 @@ pub(crate) fn roll_back(why: &str) {
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .take();
-    let Some(mut way_back) = way_back else { return };
+    let Some(way_back) = way_back else { return };
     eprintln!("firn: the new program does not come up ({why}); the old one goes on");
-    way_back.record.returned = Some(why.to_owned());
-    let error = execute(&way_back.previous, &way_back.record, &way_back.kept);
+    let RollbackTarget {
+        mut record,
+        memory,
+        mut passed,
+    } = way_back;
+    record.returned = Some(why.to_owned());
+    let error = match (record.write_to(&memory), passed.remove(&record.previous)) {
+        (Ok(()), Some(previous)) => {
+            let previous = File::from(previous);
+            let all = passed.values().map(AsFd::as_fd).chain([previous.as_fd()]);
+            execute(&previous, &memory, all, None)
+        }
+        (Err(error), _) => error,
+        (_, None) => io::ErrorKind::NotFound.into(),
+    };
     eprintln!(
         "firn: the old program cannot be executed: {error}; no acknowledged write is lost: start the \
          server again"
@@ -172,16 +294,4 @@ pub(crate) fn roll_back(why: &str) {
 /// Whether this program took the place of another one, and not its own place back.
 pub(super) fn is_new_program() -> bool {
     IS_EXPECTED.load(Ordering::SeqCst)
-}
-
-/// From here on this program serves, and there is no way back.
-pub(in crate::server) fn commit() {
-    let way_back = WAY_BACK
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take();
-    // Another thread is about to execute the old program, which ends this one: it must serve nobody.
-    while way_back.is_none() && IS_EXPECTED.load(Ordering::SeqCst) {
-        std::thread::park();
-    }
 }

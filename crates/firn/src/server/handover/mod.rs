@@ -11,27 +11,28 @@
 
 mod check;
 mod incoming;
+mod outgoing;
+mod timeline;
 
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{self, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use nbd::server::Handover;
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
+use volume::JournalMark;
 
-use crate::config::{ApiListen, Settings};
+use self::timeline::Timeline;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::frontends::nbd::flag_value;
-use crate::local_files::CacheDir;
 
 pub(crate) use check::print_check;
-pub(super) use check::{CheckedProgram, check_program, own_program};
+pub(super) use check::{check_program, own_program};
+pub(super) use incoming::InheritedApiSocket;
 pub(crate) use incoming::{Incoming, roll_back};
-pub(super) use incoming::{InheritedApiSocket, commit};
+pub(super) use outgoing::{Held, Outgoing, Passage, SocketToPass};
 
 /// What the two programs have to agree on: this record, and what its descriptors are.
 const PROTOCOL: u32 = 1;
@@ -39,7 +40,11 @@ const PROTOCOL: u32 = 1;
 /// Names the descriptor of the record.
 const RECORD_VARIABLE: &str = "FIRN_HANDOVER";
 
-/// For tests: `STEP=pause`, `STEP=fail` or `STEP=panic`, where a program is to stop or to fail.
+/// What the old program knows only when its engine has stopped: [`LastWords`].
+const STOPPED_VARIABLE: &str = "FIRN_HANDOVER_STOPPED";
+
+/// For tests: `STEP=pause`, `STEP=sigstop`, `STEP=fail` or `STEP=panic`, where a program is to stop or to fail. Only
+/// builds with debug assertions look at it.
 const STEP_VARIABLE: &str = "FIRN_HANDOVER_AT";
 
 /// What passes from one program to the next, in a file in memory. Numbers are descriptors.
@@ -58,6 +63,9 @@ struct Record {
     api: Vec<SocketRecord>,
     nbd: Vec<SocketRecord>,
     connections: Vec<ConnectionRecord>,
+    /// The pause up to here.
+    #[serde(default)]
+    timeline: Timeline,
     /// Why the new program gave back: this is the old one again.
     #[serde(default)]
     returned: Option<String>,
@@ -84,163 +92,173 @@ struct ConnectionRecord {
     state: Vec<u8>,
 }
 
-/// A socket of the API, and its path's lock.
-#[derive(Debug)]
-pub(super) struct SocketToPass {
-    pub(super) granted: ApiListen,
-    pub(super) socket: OwnedFd,
-    pub(super) path_lock: Option<File>,
-}
-
-/// What is handed over, and to which program.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) number: u64,
-    pub(super) timeout_ms: u64,
-    pub(super) program: CheckedProgram,
-    pub(super) nbd: Handover,
-}
-
-impl Outgoing {
-    /// Executes the new program; the old one again if that cannot be done. Returns only if neither can.
-    pub(super) fn execute(
-        self,
-        settings: &Settings,
-        api: Vec<SocketToPass>,
-        files: &CacheDir,
-    ) -> Failure {
-        match self.try_execute(settings, api, files) {
-            Ok(failure) => failure,
-            Err(source) => Failure::internal(format!(
-                "cannot hand over: {source}; no acknowledged write is lost: start the server again"
-            )),
-        }
+impl Record {
+    /// The numbers of all descriptors but the record's own.
+    fn descriptors(&self) -> impl Iterator<Item = i32> {
+        let sockets = self.api.iter().chain(&self.nbd);
+        let sockets = sockets.flat_map(|one| [Some(one.socket), one.path_lock]);
+        let connections = self.connections.iter().map(|one| one.socket);
+        let own = [self.lock, self.previous].into_iter();
+        own.chain(sockets.flatten()).chain(connections)
     }
 
-    fn try_execute(
-        self,
-        settings: &Settings,
-        api: Vec<SocketToPass>,
-        files: &CacheDir,
-    ) -> io::Result<Failure> {
-        let mut kept = Vec::new();
-        let mut keep = |socket: OwnedFd| {
-            let number = socket.as_raw_fd();
-            kept.push(socket);
-            number
-        };
-        let lock = keep(files.duplicate_lock()?.into());
-        let previous = keep(File::open("/proc/self/exe")?.into());
-        let wanted = settings.api.listen.iter();
-        let mut api_records = Vec::new();
-        for (wanted, socket) in wanted.zip(api) {
-            api_records.push(SocketRecord {
-                wanted: wanted.to_string(),
-                granted: socket.granted.to_string(),
-                socket: keep(socket.socket),
-                path_lock: socket.path_lock.map(|lock| keep(lock.into())),
-            });
-        }
-        // The server listens in the order of the settings.
-        let wanted = settings.nbd.iter();
-        let nbd = wanted
-            .zip(self.nbd.listeners)
-            .map(|(wanted, listener)| SocketRecord {
-                wanted: flag_value(wanted),
-                granted: flag_value(&listener.place),
-                socket: keep(listener.socket),
-                path_lock: None,
-            });
-        let nbd = nbd.collect();
-        let connections = self
-            .nbd
-            .connections
-            .into_iter()
-            .map(|one| ConnectionRecord {
-                state: one.state.encode(),
-                socket: keep(one.socket),
-            });
-        let mut record = Record {
-            protocol: PROTOCOL,
-            number: self.number,
-            program: self.program.path,
-            timeout_ms: self.timeout_ms,
-            lock,
-            previous,
-            api: api_records,
-            nbd,
-            connections: connections.collect(),
-            returned: None,
-        };
-        let failed = execute(&self.program.file, &record, &kept);
-        record.returned = Some(format!(
-            "executing {} failed: {failed}",
-            record.program.display()
-        ));
-        let own = File::open("/proc/self/exe")?;
-        let failed = execute(&own, &record, &kept);
-        Ok(Failure::internal(format!(
-            "neither the new program nor this one can be executed: {failed}; no acknowledged write \
-             is lost: start the server again"
-        )))
+    /// Writes it, in the place of what is there.
+    fn write_to(&self, mut memory: &File) -> io::Result<()> {
+        let bytes = serde_json::to_vec(self).map_err(io::Error::other)?;
+        memory.rewind()?;
+        memory.set_len(0)?;
+        memory.write_all(&bytes)
     }
 }
 
-/// Executes a program in this process, with the record and its descriptors. Returns only why it cannot.
-fn execute(program: &File, record: &Record, kept: &[OwnedFd]) -> io::Error {
-    let passed = || -> io::Result<OwnedFd> {
-        let bytes = serde_json::to_vec(record).map_err(io::Error::other)?;
-        let memory = reactor::memfd(c"firn-handover", 0)?;
-        let mut file = File::from(memory);
-        file.write_all(&bytes)?;
-        let memory = OwnedFd::from(file);
-        for one in kept.iter().chain([&memory]) {
-            rustix::io::fcntl_setfd(one, FdFlags::empty())?;
+/// What the old program says at the end. A program that gives back says nothing: the log is not as it found it.
+#[derive(Clone, Copy, Debug)]
+struct LastWords {
+    stopped_ns: u64,
+    journal: Option<JournalMark>,
+}
+
+impl LastWords {
+    fn to_text(self) -> String {
+        let mark = self.journal.map(|mark| {
+            let JournalMark {
+                half,
+                lap,
+                frames,
+                bytes,
+            } = mark;
+            format!(" {half} {lap} {frames} {bytes}")
+        });
+        format!("{}{}", self.stopped_ns, mark.unwrap_or_default())
+    }
+
+    fn from_text(text: &str) -> Option<LastWords> {
+        let numbers = text.split(' ').map(str::parse);
+        let numbers = numbers.collect::<std::result::Result<Vec<u64>, _>>().ok()?;
+        let journal = match numbers[1..] {
+            [half, lap, frames, bytes] => Some(JournalMark {
+                half: usize::try_from(half).ok()?,
+                lap,
+                frames,
+                bytes,
+            }),
+            _ => None,
+        };
+        Some(LastWords {
+            stopped_ns: numbers[0],
+            journal,
+        })
+    }
+}
+
+/// Executes a program in this process, with the record and its descriptors. Needs no further descriptor. Returns
+/// only why it cannot.
+fn execute<'a>(
+    program: &File,
+    memory: &'a File,
+    passed: impl Iterator<Item = BorrowedFd<'a>>,
+    last_words: Option<LastWords>,
+) -> io::Error {
+    for one in passed.chain([memory.as_fd()]) {
+        if let Err(error) = rustix::io::fcntl_setfd(one, FdFlags::empty()) {
+            return error.into();
         }
-        Ok(memory)
-    };
-    let memory = match passed() {
-        Ok(memory) => memory,
-        Err(error) => return error,
-    };
+    }
     let mut arguments = std::env::args_os();
     // The file that was checked, whatever is at its path by now.
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
     if let Some(name) = arguments.next() {
         command.arg0(name);
     }
+    match last_words {
+        Some(words) => command.env(STOPPED_VARIABLE, words.to_text()),
+        None => command.env_remove(STOPPED_VARIABLE),
+    };
     command
         .args(arguments)
         .env(RECORD_VARIABLE, memory.as_raw_fd().to_string())
         .exec()
 }
 
+/// The clients' pause begins, and its steps are timed.
+pub(super) fn begin_pause() {
+    timeline::begin();
+}
+
+/// The clients' pause is over.
+pub(super) fn end_pause() {
+    let timeline = timeline::current();
+    tracing::info!(
+        pause_ms = format_args!("{:.1}", timeline.pause_ms()),
+        steps = timeline.describe(),
+        "this program has taken over"
+    );
+}
+
 /// Steps of the old program; all others are the new one's.
-const BEFORE_EXEC: [&str; 2] = ["checked", "stopped"];
+const BEFORE_EXEC: [&str; 3] = ["checked", "given", "stopped"];
 
 /// A step of a hand-over, where a test may stop or fail it.
 pub(super) fn step(name: &str) -> Result<()> {
-    tracing::debug!(step = name, "hand-over");
-    if !BEFORE_EXEC.contains(&name) && !incoming::is_new_program() {
+    timeline::note(name, timeline::now_ns());
+    // What is shipped has no such switch.
+    if !cfg!(debug_assertions) || (!BEFORE_EXEC.contains(&name) && !incoming::is_new_program()) {
         return Ok(());
     }
     let Ok(planned) = std::env::var(STEP_VARIABLE) else {
         return Ok(());
     };
     match planned.split_once('=') {
-        Some((step, action)) if step == name => match action {
-            "fail" => Err(Failure::new(
-                FailureCode::Internal,
-                format!("step {name} was made to fail"),
-            )),
-            "panic" => panic!("step {name} was made to panic"),
-            _ => {
-                eprintln!("firn: hand-over stopped at step {name}");
-                loop {
-                    std::thread::park();
-                }
-            }
-        },
+        Some((step, action)) if step == name => planned_step(name, action),
         _ => Ok(()),
+    }
+}
+
+fn planned_step(name: &str, action: &str) -> Result<()> {
+    match action {
+        "fail" => Err(Failure::new(
+            FailureCode::Internal,
+            format!("step {name} was made to fail"),
+        )),
+        "panic" => panic!("step {name} was made to panic"),
+        "sigstop" => {
+            let own = rustix::process::getpid();
+            let stopped = rustix::process::kill_process(own, rustix::process::Signal::STOP);
+            stopped.map_err(|source| Failure::internal(format!("SIGSTOP: {source}")))
+        }
+        _ => {
+            eprintln!("firn: hand-over stopped at step {name}");
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_read_as_they_were_said_and_others_are_none() {
+        let mark = JournalMark {
+            half: 1,
+            lap: u64::MAX,
+            frames: 3,
+            bytes: 8192,
+        };
+        for journal in [Some(mark), None] {
+            let said = LastWords {
+                stopped_ns: 7,
+                journal,
+            };
+            let heard = LastWords::from_text(&said.to_text()).unwrap();
+            assert_eq!((heard.stopped_ns, heard.journal), (7, journal));
+        }
+        for text in ["", "x", "1 x"] {
+            assert!(LastWords::from_text(text).is_none(), "{text}");
+        }
+        let cut = LastWords::from_text("1 2 3").unwrap();
+        assert_eq!(cut.journal, None);
     }
 }

@@ -77,24 +77,27 @@ impl<B: Backend> Connection<B> {
         let Some((skip, header)) = self.decoder.resume_point() else {
             return self.drain();
         };
-        let unread = [header, self.intake.unconsumed()].concat();
+        let ahead = match canary::active!("bytes_that_came_ahead_are_dropped") {
+            true => &[],
+            false => self.intake.unconsumed(),
+        };
+        let header = match canary::active!("begun_header_is_forgotten") {
+            true => &[],
+            false => header,
+        };
+        let unread = [header, ahead].concat();
         let (info, session) = (serving.export.info(), self.outbox.session());
         let state = ConnectionState::new(&info, session, skip, unread);
-        match cx.duplicate(self.socket) {
-            Ok(socket) => {
-                let connection = HandedConnection { socket, state };
-                if self.shared.registry.hand_over(connection).is_err() {
-                    // Called off: what was told to leave is told to stay, and goes on then.
-                    return;
-                }
-                serving.engine.retire();
-                self.ending = DrainState::Given;
-                cx.close(self.socket);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "an NBD connection cannot be handed over, and is closed");
-                self.drain();
-            }
+        let Some(socket) = cx.share(self.socket) else {
+            return self.drain();
+        };
+        let connection = HandedConnection { socket, state };
+        if self.shared.registry.hand_over(connection).is_err() {
+            // Called off: what was told to leave is told to stay, and goes on then.
+            return;
         }
+        serving.engine.retire();
+        self.ending = DrainState::Given;
+        cx.close(self.socket);
     }
 }
