@@ -75,6 +75,56 @@ rm -r /run/systemd/system/firn.service.d
 systemctl daemon-reload
 reads 17 0
 
+step 'reload: another program in the same process, whose clients stay connected'
+before=$(main_pid)
+mkfifo /tmp/client
+qemu-io -f raw "$uri" < /tmp/client > /tmp/client.said 2>&1 &
+client=$!
+exec 3> /tmp/client
+echo 'write -q -P 21 256k 64k' >&3
+for _ in 1 2; do
+    systemctl reload firn.service || fail 'it cannot be reloaded'
+    [ "$(main_pid)" = "$before" ] || fail 'it is another process'
+    [ "$(systemctl is-active firn.service)" = active ] || fail 'it is not active after a reload'
+    [ "$(systemctl show -p StatusText --value firn.service)" = serving ] || fail 'it does not say that it serves'
+    firn volume show demo | grep -q . || fail 'the API does not answer after a reload'
+done
+echo 'read -q -P 21 256k 64k' >&3
+echo 'write -q -P 22 320k 64k' >&3
+exec 3>&-
+wait "$client" || fail 'the client of a server that was reloaded ended with an error'
+! grep -qi 'failed\|error' /tmp/client.said || fail "the client saw: $(cat /tmp/client.said)"
+reads 21 256k
+reads 22 320k
+
+step 'a reload that cannot be fails, says why, and the server goes on'
+cp /etc/firn/firn.toml /tmp/firn.toml
+sed -i 's|^store = .*|store = "file:/var/lib/firn/another"|' /etc/firn/firn.toml
+grep -q another /etc/firn/firn.toml || echo 'store = "file:/var/lib/firn/another"' >> /etc/firn/firn.toml
+! systemctl reload firn.service || fail 'it was reloaded with another store'
+journalctl -u firn.service --no-pager | grep -q 'cannot take over.*--store' || fail 'nothing says why'
+cp /tmp/firn.toml /etc/firn/firn.toml
+[ "$(main_pid)" = "$before" ] || fail 'it is another process'
+[ "$(systemctl is-active firn.service)" = active ] || fail 'it is not active after a reload that failed'
+reads 21 256k
+
+step 'an upgrade that takes longer than the watchdog waits is not ended by it'
+mkdir -p /run/systemd/system/firn.service.d
+printf '[Service]\nWatchdogSec=2s\nEnvironment=FIRN_HANDOVER_AT=recovered=pause\n' \
+    > /run/systemd/system/firn.service.d/watchdog.conf
+systemctl daemon-reload
+systemctl restart firn.service
+before=$(main_pid)
+# What is shipped does not know the switch, and is upgraded at once.
+firn upgrade --timeout 6s > /tmp/upgraded 2>&1 || grep -q 'did not serve within' /tmp/upgraded || fail "$(cat /tmp/upgraded)"
+sleep 3
+[ "$(main_pid)" = "$before" ] || fail 'its watchdog ended a server that gave its place away'
+[ "$(systemctl show -p NRestarts --value firn.service)" = 0 ] || fail 'it was started anew'
+rm -r /run/systemd/system/firn.service.d
+systemctl daemon-reload
+systemctl restart firn.service
+reads 21 256k
+
 step 'upgrade: another process, the same contents, the configuration kept'
 writes 18 64k
 before=$(main_pid)
