@@ -52,8 +52,18 @@ struct InUse {
     /// The inode of each ring that is mapped. The mapping keeps its memory alive though its name is
     /// gone, but a successor would not find it.
     mapped: BTreeMap<RingId, u64>,
+    /// The rings of other sessions that were looked at, with the inode of each: recovery looks several times, and
+    /// to map one costs more than to read it.
+    found: BTreeMap<RingId, (u64, Arc<MappedRing>)>,
     /// Why the last ring could not be made.
     failure: Option<String>,
+}
+
+impl InUse {
+    fn forget(&mut self, ring: RingId) {
+        self.mapped.remove(&ring);
+        self.found.remove(&ring);
+    }
 }
 
 /// A directory of rings, and the cache directory that it belongs to.
@@ -237,14 +247,23 @@ impl Rings for RingFiles {
     fn find(&self, ring: RingId) -> std::result::Result<Option<Arc<dyn RingRegion>>, String> {
         self.check_unused(ring)?;
         let path = self.path(ring);
-        let find = || {
+        let find = || -> io::Result<Arc<MappedRing>> {
             let file = open_file(&path, false)?;
-            let bytes = file.metadata()?.len();
+            let metadata = file.metadata()?;
+            if let Some((inode, found)) = self.in_use().found.get(&ring)
+                && *inode == metadata.ino()
+            {
+                return Ok(Arc::clone(found));
+            }
+            let bytes = metadata.len();
             let words = usize::try_from(bytes).map_err(io::Error::other)? / size_of::<u64>();
-            SharedWords::map(&file, words)
+            let found = Arc::new(MappedRing(SharedWords::map(&file, words)?));
+            let known = (metadata.ino(), Arc::clone(&found));
+            self.in_use().found.insert(ring, known);
+            Ok(found)
         };
         match find() {
-            Ok(map) => Ok(Some(Arc::new(MappedRing(map)))),
+            Ok(found) => Ok(Some(found)),
             Err(source) if source.kind() == Io::NotFound => Ok(None),
             Err(source) => Err(Failure::io("read the index ring", &path, &source).detail),
         }
@@ -271,7 +290,7 @@ impl Rings for RingFiles {
     }
 
     fn remove(&self, ring: RingId) {
-        self.in_use().mapped.remove(&ring);
+        self.in_use().forget(ring);
         let path = self.path(ring);
         if let Err(error) = fs::remove_file(&path)
             && error.kind() != Io::NotFound
@@ -293,7 +312,7 @@ impl Rings for RingFiles {
 
     fn set_aside(&self, ring: RingId) -> std::result::Result<RetainedRings, String> {
         self.check_unused(ring)?;
-        self.in_use().mapped.remove(&ring);
+        self.in_use().forget(ring);
         let (path, aside) = (self.path(ring), self.dir(ring.host).join(ASIDE));
         let moved = || {
             fs::create_dir_all(&aside)?;
