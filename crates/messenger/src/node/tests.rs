@@ -126,6 +126,11 @@ impl Peer {
             entropy: &mut entropy,
         };
         let link = Link::connecting(&mut env, credentials, 0, addr());
+        Self::with_link(host, at, link, entropy)
+    }
+
+    /// The peer at the other end of a connection, after the first exchange of bytes.
+    fn with_link(host: &mut Host, at: LinkId, link: Link, entropy: SeededEntropy) -> Self {
         let mut peer = Self {
             link,
             at,
@@ -147,15 +152,7 @@ impl Peer {
         };
         let link = Link::accepting(&mut env, credentials, addr());
         host.with_node(|node, env| node.on_connected(env, at));
-        let mut peer = Self {
-            link,
-            at,
-            heard: Vec::new(),
-            entropy,
-            failed: None,
-        };
-        peer.exchange_until_idle(host);
-        peer
+        Self::with_link(host, at, link, entropy)
     }
 
     /// Exchanges bytes until neither side has any.
@@ -224,6 +221,19 @@ fn ident(cookie: u64, global_seq: u64) -> ClientIdent {
         required: 0,
         flags: 0,
         cookie,
+    }
+}
+
+/// The accepting side grants a session of cookie 9, without any feature.
+fn granted_session() -> ServerIdent {
+    ServerIdent {
+        addrs: vec![EntityAddr::blank(0)],
+        global_id: 0,
+        global_seq: 0,
+        supported: 0,
+        required: 0,
+        flags: 0,
+        cookie: 9,
     }
 }
 

@@ -79,15 +79,7 @@ fn a_session_beyond_the_limit_is_refused_with_wait() {
 fn the_connecting_side_obeys_all_four_refusals() {
     let mut host = Host::new(Config::default(), none("a"));
     let (id, _queue) = host.with_node(|node, env| node.open(env, Target::lossless(addr())));
-    let server_ident = ServerIdent {
-        addrs: vec![EntityAddr::blank(0)],
-        global_id: 0,
-        global_seq: 0,
-        supported: 0,
-        required: 0,
-        flags: 0,
-        cookie: 9,
-    };
+    let server_ident = granted_session();
     let mut peer = Peer::answer(&mut host, &none("b"));
     // Wait: hangs up, and comes again after the pause.
     peer.send_frame(&mut host, &Wait.frame());

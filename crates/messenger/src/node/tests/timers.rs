@@ -41,15 +41,7 @@ fn keepalives_go_out_at_their_interval_and_silence_is_a_fault_at_the_deadline() 
 fn a_keepalive_that_a_fault_swallowed_is_asked_again_and_not_parked() {
     let mut host = Host::new(Config::default(), none("a"));
     let (id, _) = host.with_node(|node, env| node.open(env, Target::lossless(addr())));
-    let granted = ServerIdent {
-        addrs: vec![EntityAddr::blank(0)],
-        global_id: 0,
-        global_seq: 0,
-        supported: 0,
-        required: 0,
-        flags: 0,
-        cookie: 9,
-    };
+    let granted = granted_session();
     let mut peer = Peer::answer(&mut host, &none("b"));
     peer.send_frame(&mut host, &granted.frame());
     let _ = host.with_node(|node, _| node.queue(id).unwrap().keepalive().unwrap());
