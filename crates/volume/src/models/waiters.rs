@@ -116,9 +116,9 @@ pub(super) fn every_parked_write_gets_the_room_that_is_made_for_it() {
 }
 
 /// Threads look for jobs by themselves here.
-struct Quiet;
+struct NoopNotify;
 
-impl Notify for Quiet {
+impl Notify for NoopNotify {
     fn commit_ready(&self) {}
     fn jobs_ready(&self) {}
 }
@@ -126,7 +126,7 @@ impl Notify for Quiet {
 #[test]
 pub(super) fn a_job_goes_on_however_its_wake_meets_the_end_of_a_run() {
     check(2000, || {
-        let jobs = Jobs::new(Arc::new(Quiet));
+        let jobs = Jobs::new(Arc::new(NoopNotify));
         let level = Arc::new(Level::default());
         let ended = Arc::new(AtomicU64::new(0));
         let (seen, end) = (Arc::clone(&level), Arc::clone(&ended));

@@ -36,19 +36,19 @@ pub(crate) fn random_bytes(seed: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|_| random.u8(..)).collect()
 }
 
-struct Quiet;
+struct NoopNotify;
 
-impl Notify for Quiet {
+impl Notify for NoopNotify {
     fn commit_ready(&self) {}
     fn jobs_ready(&self) {}
 }
 
-impl Wake for Quiet {
+impl Wake for NoopNotify {
     fn wake(self: Arc<Self>) {}
 }
 
 pub(crate) fn waker() -> Waker {
-    Waker::from(Arc::new(Quiet))
+    Waker::from(Arc::new(NoopNotify))
 }
 /// Computes at once. A panic is the test's.
 pub(crate) fn compute(work: Computation) -> Outcome {
@@ -114,7 +114,7 @@ impl World {
         let setup = Setup {
             options,
             rings: lasting.rings.clone(),
-            notify: Arc::new(Quiet),
+            notify: Arc::new(NoopNotify),
             boot_id: [lasting.boot; 16],
             entropy,
             label: "test".into(),
