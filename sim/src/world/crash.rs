@@ -154,6 +154,7 @@ impl World {
         there.take_over = single || is_last;
         there.failed_boots = 0;
         (there.is_clone, there.shares_log, there.is_poisoned) = (false, false, false);
+        there.has_opened = false;
         if self.is_single() {
             self.record_loss(machine, Loss::Cache);
         } else {

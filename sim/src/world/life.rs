@@ -71,6 +71,7 @@ impl World {
             NodeEvent::Opened(attachment, Ok(device)) => {
                 let here = &mut self.attachments[attachment];
                 self.lines[here.line].created = true;
+                self.machines[here.machine].has_opened = true;
                 self.note_opening(attachment);
                 self.attachments[attachment].transport = Some(Transport::new(device));
                 if self.has_no_scan() {

@@ -36,6 +36,8 @@ pub(super) struct Machine {
     pub(super) is_clone: bool,
     /// Another machine has had the same cache directory: one of the two finds that out and stops.
     pub(super) shares_log: bool,
+    /// Its log has had a volume: it was opened here.
+    pub(super) has_opened: bool,
     /// A sync of its log failed once.
     pub(super) is_poisoned: bool,
     /// Nothing happens here before.
@@ -75,6 +77,7 @@ impl Machine {
             is_up: false,
             is_clone: false,
             shares_log: false,
+            has_opened: false,
             is_poisoned: false,
             paused_until: 0,
             clock_ns: 0,

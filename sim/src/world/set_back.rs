@@ -94,12 +94,18 @@ impl World {
         }
         // Who takes volumes over accepts what the store has.
         self.machines[0].take_over = false;
-        if changed {
-            self.count(Fault::StoreSetBack);
-        } else if loses_packs {
-            // Of packs that no root named yet nothing tells that they are gone.
+        // Of packs that no root named yet nothing tells that they are gone, and a log that never had the volume, as a new
+        // machine's, cannot tell that its root is an older one.
+        let is_unknown = match changed {
+            true => !self.machines[0].has_opened,
+            false => loses_packs,
+        };
+        if is_unknown {
             self.phase = Phase::Done;
             return;
+        }
+        if changed {
+            self.count(Fault::StoreSetBack);
         }
         if while_down {
             self.process_crash(0);
