@@ -5,6 +5,7 @@
 //! too, and those are the same on every run.
 
 mod guard;
+mod handoff;
 mod measure;
 mod nbd;
 mod store;
@@ -29,6 +30,8 @@ enum Benchmark {
     Blkmq,
     /// The instructions of a request, from descriptor to answer, against the committed ones
     Guard(guard::Arguments),
+    /// The longest stall of NBD clients in an upgrade of the server (P9)
+    Handoff(handoff::Arguments),
     /// The messenger: what senders wait with the out-queue's own lock and without it
     Messenger,
     /// The NBD server against nbdkit and qemu-nbd (P7)
@@ -47,6 +50,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Benchmark::Volume(arguments) => ublk::volume::is_inside(arguments),
         Benchmark::Blkmq
         | Benchmark::Guard(_)
+        | Benchmark::Handoff(_)
         | Benchmark::Messenger
         | Benchmark::Nbd(_)
         | Benchmark::Store(_) => false,
@@ -55,6 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
         Benchmark::Blkmq => blkmq(),
         Benchmark::Guard(arguments) => guard::run(arguments),
+        Benchmark::Handoff(arguments) => handoff::run(arguments),
         Benchmark::Messenger => messenger(),
         Benchmark::Nbd(arguments) => nbd::run(arguments),
         Benchmark::Store(arguments) => store::run(arguments),
