@@ -17,7 +17,7 @@ use crate::failure::{Failure, Result};
 use crate::frontends::nbd_access::NbdTls;
 use crate::local_files::ring_dir;
 use crate::store_faults::StoreFaultPlan;
-use crate::units::Size;
+use crate::units::{Size, TimeSpan};
 
 const DATA_DIR: &str = "./firn-data";
 /// Sizes of new local files unless they are given, on a disk with room; see [`share_of`].
@@ -37,6 +37,8 @@ const SEGMENTS_MIN: u64 = 16;
 const GC_DEFAULT: GcInterval = GcInterval(Some(Duration::from_secs(6 * 3600)));
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
+/// How long a deleted volume is kept in the trash.
+const TRASH_KEEP_DEFAULT: Duration = Duration::from_secs(24 * 3600);
 const RPO_DEFAULT: Duration = Duration::from_secs(30);
 const SLOW_REQUEST_DEFAULT: Duration = Duration::from_secs(1);
 
@@ -70,6 +72,15 @@ pub(crate) struct ApiSettings {
     pub(crate) insecure: bool,
 }
 
+/// The times that a control plane is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ControlTimes {
+    /// Requests that take as long as this are logged.
+    pub(crate) slow_request: Duration,
+    /// How long a deleted volume is kept in the trash; zero: not at all.
+    pub(crate) trash_keep: Duration,
+}
+
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -82,6 +93,8 @@ pub(crate) struct Settings {
     pub(crate) rpo: Duration,
     /// How often garbage is collected.
     pub(crate) gc: GcInterval,
+    /// How long a deleted volume is kept in the trash.
+    pub(crate) trash_keep: Duration,
     /// `None`: the size of the existing log, or the default for a new one.
     pub(crate) log_size: Option<Size>,
     /// `None`: that of the existing log, or one that suits the size of a new one.
@@ -95,6 +108,10 @@ pub(crate) struct Settings {
     pub(crate) slow_request: Duration,
     pub(crate) single_writer: bool,
     pub(crate) store_faults: Option<StoreFaultPlan>,
+}
+
+fn time_or(given: Option<TimeSpan>, default: Duration) -> Duration {
+    given.map_or(default, |time| time.0)
 }
 
 impl Settings {
@@ -146,8 +163,9 @@ impl Settings {
                 nbd_access,
             )?,
             volumes,
-            rpo: flags.rpo.or(file.rpo).map_or(RPO_DEFAULT, |rpo| rpo.0),
+            rpo: time_or(flags.rpo.or(file.rpo), RPO_DEFAULT),
             gc: flags.gc.or(file.gc).unwrap_or(GC_DEFAULT),
+            trash_keep: time_or(flags.trash_keep.or(file.trash_keep), TRASH_KEEP_DEFAULT),
             log_size: flags.log_size.or(file.log_size),
             segment_size: flags.segment_size.or(file.segment_size),
             cache_size: flags.cache_size.or(file.cache_size),
@@ -158,15 +176,23 @@ impl Settings {
             free_bytes: free_bytes(&cache),
             cache,
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
-            slow_request: flags
-                .slow_request
-                .or(file.slow_request)
-                .map_or(SLOW_REQUEST_DEFAULT, |time| time.0),
+            slow_request: time_or(
+                flags.slow_request.or(file.slow_request),
+                SLOW_REQUEST_DEFAULT,
+            ),
             single_writer: flags.single_writer || file.single_writer,
             store_faults: flags.planned_store_faults,
         };
         settings.check()?;
         Ok(settings)
+    }
+
+    /// What its control plane is told of time.
+    pub(crate) fn control_times(&self) -> ControlTimes {
+        ControlTimes {
+            slow_request: self.slow_request,
+            trash_keep: self.trash_keep,
+        }
     }
 
     /// The settings of a server that is like this one and has other local files.

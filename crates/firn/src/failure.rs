@@ -334,7 +334,7 @@ impl From<volume::OpenError> for Failure {
             E::Corrupt(_) => FailureCode::Corrupt,
             E::Disk(_) => FailureCode::DiskFailed,
             E::Store(_) => FailureCode::StoreFailed,
-            E::NoSuchVolume(_) => FailureCode::NoSuchVolume,
+            E::NoSuchVolume(_) | E::NotInTrash(_) => FailureCode::NoSuchVolume,
             E::NoSuchSnapshot(_) => FailureCode::NoSuchSnapshot,
             E::Exists(name) if name.contains('@') => FailureCode::SnapshotExists,
             E::Exists(_) => FailureCode::VolumeExists,

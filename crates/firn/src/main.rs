@@ -90,6 +90,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Diff(args) => cli::diff(&cli.api, cli.json, &args),
         Command::Import(args) => cli::import(&cli.api, cli.json, &args),
         Command::Export(args) => cli::export(&cli.api, cli.json, &args),
+        Command::Trash(command) => cli::trash(&cli.api, cli.json, &command),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
         Command::Gc(args) => cli::gc(&cli.api, cli.json, args),
         Command::Check(args) => cli::check(cli.json, &args),

@@ -4,6 +4,7 @@
 //! Sizes are in bytes, ages in seconds.
 
 mod diff;
+mod trash;
 mod volume;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::Role;
 
 pub(crate) use diff::{Diff, DiffKind, DiffRange, DiffSide};
+pub(crate) use trash::{RestoreTrashed, TrashList, TrashedVolume};
 pub(crate) use volume::{
     DataMode, DiskInfo, DroppedOption, Health, HealthLevel, NbdInfo, RequestCounts, Transport,
     TransportChoice, Volume, VolumeList, VolumeState, WaitingVolume, Watermark, Watermarks,

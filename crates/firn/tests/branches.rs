@@ -144,7 +144,7 @@ fn a_volume_is_deleted_after_its_snapshots_and_its_forks_live_on() {
     let said = world.fails(&server, &["snapshot", "create", "demo@one"]);
     assert!(said.contains("a snapshot named demo@one exists"), "{said}");
     world.done(&server, &["fork", "demo@one", "branch"]);
-    let said = world.fails(&server, &["volume", "delete", "demo"]);
+    let said = world.fails(&server, &["volume", "delete", "demo", "--now", "--yes"]);
     assert!(said.contains("firn snapshot delete demo@one"), "{said}");
     let listed = world.done(&server, &["volume", "list"]);
     assert!(!listed.contains("demo@one"), "{listed}");
@@ -153,7 +153,7 @@ fn a_volume_is_deleted_after_its_snapshots_and_its_forks_live_on() {
     assert!(said.contains("no snapshot named demo@one"), "{said}");
     let said = world.fails(&server, &["fork", "demo@one", "again"]);
     assert!(said.contains("firn snapshot list demo"), "{said}");
-    world.done(&server, &["volume", "delete", "demo"]);
+    world.done(&server, &["volume", "delete", "demo", "demo", "--now"]);
     world.done(&server, &["attach", "branch", "--transport", "nbd"]);
     assert_eq!(server.connect("branch").read(0, BLOCK).unwrap(), content(1));
     let refused = world.firn(&["snapshot", "create", "demo"]);

@@ -192,7 +192,7 @@ fn a_server_left_alone_frees_what_a_deleted_volume_held() {
     let full = bytes_below(&store);
     assert!(full > 32 * PART as u64, "{full}");
     world.done(&server, &["detach", "demo"]);
-    world.done(&server, &["volume", "delete", "demo"]);
+    world.done(&server, &["volume", "delete", "demo", "--now", "--yes"]);
     eventually("the bytes are freed", || {
         bytes_below(&store) < 16 * PART as u64
     });

@@ -35,6 +35,8 @@ pub enum OpenError {
     NoSuchVolume(String),
     /// No snapshot of this name.
     NoSuchSnapshot(String),
+    /// Nothing in the trash has this name or id.
+    NotInTrash(String),
     /// The name is taken.
     Exists(String),
     /// Another host holds the volume and has not let go.
@@ -115,6 +117,12 @@ impl OpenError {
                 "no snapshot named {name}: see `firn snapshot list {}`",
                 name.split('@').next().unwrap_or_default()
             ),
+            OpenError::NotInTrash(which) => {
+                write!(
+                    f,
+                    "no volume {which} is in the trash: see `firn trash list`"
+                )
+            }
             OpenError::Exists(name) if name.contains('@') => {
                 write!(f, "a snapshot named {name} exists already")
             }
@@ -203,6 +211,7 @@ impl fmt::Display for OpenError {
             OpenError::HostStopped(stop) => stop.fmt(f),
             OpenError::NoSuchVolume(_)
             | OpenError::NoSuchSnapshot(_)
+            | OpenError::NotInTrash(_)
             | OpenError::Exists(_)
             | OpenError::StateGone(_) => self.fmt_named(f),
             OpenError::Held {

@@ -48,6 +48,8 @@ use crate::store::low_marks;
 use crate::store::open::{self, OpenMode};
 use crate::store::publish;
 use crate::store::rescue::{self, UnservedTail};
+use crate::store::trash::entries::TrashedVolume;
+use crate::store::trash::{self, entries};
 use crate::store::unchecked;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::sync::Mutex;
@@ -245,10 +247,43 @@ impl Host {
         self.control(move |_| async move { catalog::grow(&tail, bytes).await })
     }
 
+    /// Moves a volume that is open nowhere to the trash, with its snapshots. Its name is free; for so long it can be
+    /// had back, and behind that until a pass of the garbage collector finds that its time is over.
+    pub fn trash_volume(&self, name: &str, keep_ms: u64) -> Answer<Result<(), OpenError>> {
+        let name = name.to_owned();
+        self.control(
+            move |engine| async move { catalog::delete(&engine, &name, Some(keep_ms)).await },
+        )
+    }
+
+    /// What is in the trash, what was deleted first in front.
+    pub fn list_trash(&self) -> Answer<Result<Vec<TrashedVolume>, OpenError>> {
+        self.control(|engine| async move { entries::list(&engine).await })
+    }
+
+    /// Gives a volume back from the trash with its snapshots: the one of this id, or of those that had this name the
+    /// one that was deleted last; under its own name, or another.
+    pub fn restore_from_trash(
+        &self,
+        which: &str,
+        new_name: Option<&str>,
+    ) -> Answer<Result<VolumeInfo, OpenError>> {
+        let (which, name) = (which.to_owned(), new_name.map(str::to_owned));
+        self.control(move |engine| async move {
+            trash::restore::restore(&engine, &which, name.as_deref()).await
+        })
+    }
+
+    /// Lets a volume in the trash go for good, with its snapshots; forks of it stay.
+    pub fn empty_trash(&self, which: &str) -> Answer<Result<(), OpenError>> {
+        let which = which.to_owned();
+        self.control(move |engine| async move { trash::empty::empty(&engine, &which).await })
+    }
+
     /// Deletes a volume that is open nowhere.
     pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
-        self.control(move |engine| async move { catalog::delete(&engine, &name).await })
+        self.control(move |engine| async move { catalog::delete(&engine, &name, None).await })
     }
 
     /// Makes a snapshot, `VOLUME@SNAPSHOT`, of the volume as it is now, while writers go on. Ends when the store

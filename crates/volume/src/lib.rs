@@ -94,4 +94,5 @@ pub use store::forks::Fork;
 pub use store::forks::snapshot_list::{SnapshotInfo, check_snapshot_name};
 pub use store::open::OpenMode;
 pub use store::rescue::UnservedTail;
+pub use store::trash::entries::TrashedVolume;
 pub use store::volume_spec::{VolumeInfo, VolumeOwner, VolumeSpec, check_name, check_size};

@@ -484,7 +484,7 @@ fn a_diff_of_any_two_states_of_a_random_history_has_every_byte_that_differs_and_
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
-    support::each_is_seen(&[
+    canary::each_is_seen(&[
         (
             "diff_reads_what_is_shared",
             no_content_is_read_and_no_index_block_that_both_have,

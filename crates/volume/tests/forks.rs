@@ -10,6 +10,7 @@ use support::checks::check_all;
 use support::hosts::{close, elsewhere, root_of};
 use support::points::{delete_snapshot, done, fold, fork, make_fork, snapshot};
 use support::{World, with_volume};
+use volume::units::VolumeId;
 use volume::{OpenError, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -150,8 +151,11 @@ fn a_fork_whose_store_fails_for_a_while_is_made_or_refused_and_can_be_tried_agai
     assert_eq!(world.read_fill(&child, 0, 4096), 2);
 }
 
-/// Everything in one, in an order that a seed decides: writes, forks, snapshots, restores, deletions, passes of the
-/// collector, closings, deaths.
+/// A volume in the trash: its name, its id, what it holds, and what its snapshots do.
+type Trashed = (String, VolumeId, Vec<u8>, BTreeMap<String, Vec<u8>>);
+
+/// Everything in one, in an order that a seed decides: writes, forks, snapshots, restores, deletions, the trash, passes of
+/// the collector, closings, deaths.
 struct History {
     seed: u64,
     random: fastrand::Rng,
@@ -161,8 +165,11 @@ struct History {
     open: BTreeMap<String, Volume>,
     /// The same of a snapshot.
     snapshots: BTreeMap<String, Vec<u8>>,
+    trash: Vec<Trashed>,
     /// Objects that passes removed.
     removed: u64,
+    /// Volumes that came back from the trash.
+    restored: u64,
 }
 
 impl History {
@@ -176,7 +183,9 @@ impl History {
             model: BTreeMap::from([("v0".to_owned(), vec![0; 32])]),
             open: BTreeMap::new(),
             snapshots: BTreeMap::new(),
+            trash: Vec::new(),
             removed: 0,
+            restored: 0,
         }
     }
 
@@ -187,7 +196,7 @@ impl History {
             let volume = self.world.open(&name);
             self.open.insert(name.clone(), volume);
         }
-        match self.random.u8(..18) {
+        match self.random.u8(..22) {
             0..6 => self.write(&name),
             6 => self.world.sync(&self.open[&name]),
             7 | 8 => {
@@ -205,7 +214,10 @@ impl History {
             12 | 13 => self.collect(),
             14 | 15 => self.delete_a_snapshot(),
             16 => self.restore(&name, step),
-            _ => self.delete(&name),
+            17 => self.delete(&name),
+            18 | 19 => self.move_to_trash(&name),
+            20 => self.take_from_trash(),
+            _ => self.empty_trash(),
         }
         let ms = self.random.u64(..30);
         self.world.pass(ms);
@@ -285,12 +297,70 @@ impl History {
         self.model.remove(name);
     }
 
-    /// All of it is there, after another start of the host and more passes, and no pin is left. How much passes removed.
-    fn check(mut self) -> u64 {
+    fn move_to_trash(&mut self, name: &str) {
+        if self.model.len() == 1 {
+            return;
+        }
+        self.close(name);
+        let id = root_of(&self.world.lasting, name).volume;
+        let moved = self.world.host.trash_volume(name, 3_600_000);
+        done(&mut self.world, &moved);
+        let content = self.model.remove(name).expect("there");
+        let is_its = |snapshot: &String, _: &mut Vec<u8>| snapshot.split('@').next() == Some(name);
+        let snapshots = self.snapshots.extract_if(.., is_its).collect();
+        self.trash.push((name.to_owned(), id, content, snapshots));
+    }
+
+    /// Under its own name, if that is free.
+    fn take_from_trash(&mut self) {
+        if self.trash.is_empty() {
+            return;
+        }
+        let nth = self.random.usize(..self.trash.len());
+        let own = self.trash[nth].0.clone();
+        let others = (0..6).map(|n| format!("c{n}"));
+        let mut names = std::iter::once(own).chain(others);
+        if let Some(name) = names.find(|name| !self.model.contains_key(name)) {
+            self.restore_trashed(nth, &name);
+        }
+    }
+
+    fn restore_trashed(&mut self, nth: usize, name: &str) {
+        let (own, id, content, snapshots) = self.trash.remove(nth);
+        let other_name = (own != name).then_some(name);
+        let restored = self
+            .world
+            .host
+            .restore_from_trash(&id.to_string(), other_name);
+        done(&mut self.world, &restored);
+        self.restored += 1;
+        self.model.insert(name.to_owned(), content);
+        for (snapshot, content) in snapshots {
+            let snapshot = snapshot.replacen(&own, name, 1);
+            self.snapshots.insert(snapshot, content);
+        }
+    }
+
+    fn empty_trash(&mut self) {
+        if self.trash.is_empty() {
+            return;
+        }
+        let nth = self.random.usize(..self.trash.len());
+        let (_, id, ..) = self.trash.remove(nth);
+        let emptied = self.world.host.empty_trash(&id.to_string());
+        done(&mut self.world, &emptied);
+    }
+
+    /// All of it is there, after another start of the host and more passes, and no pin is left. How much passes removed,
+    /// and how many volumes came back from the trash.
+    fn check(mut self) -> (u64, u64) {
         self.open.clear();
         self.world = World::start(self.world.kill());
         for _ in 0..2 {
             self.collect();
+        }
+        for nth in (0..self.trash.len()).rev() {
+            self.restore_trashed(nth, &format!("t{nth}"));
         }
         for (nth, snapshot) in self.snapshots.keys().enumerate() {
             make_fork(&mut self.world, snapshot, &format!("check{nth}")).expect("forked");
@@ -315,11 +385,11 @@ impl History {
             }
             close(&mut self.world, &volume);
         }
-        self.removed
+        (self.removed, self.restored)
     }
 }
 
-fn random_history(seed: u64) -> u64 {
+fn random_history(seed: u64) -> (u64, u64) {
     let mut history = History::new(seed);
     for step in 0..90 {
         history.step(step);
@@ -329,6 +399,9 @@ fn random_history(seed: u64) -> u64 {
 
 #[test]
 fn every_snapshot_and_fork_of_a_random_history_is_what_its_volume_was() {
-    let removed: u64 = (0..48).map(random_history).sum();
+    let histories: Vec<(u64, u64)> = (0..48).map(random_history).collect();
+    let removed: u64 = histories.iter().map(|(removed, _)| removed).sum();
     assert!(removed > 24, "the collector took part: {removed} objects");
+    let restored: u64 = histories.iter().map(|(_, restored)| restored).sum();
+    assert!(restored > 48, "the trash took part: {restored} volumes");
 }

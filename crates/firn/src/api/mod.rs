@@ -18,6 +18,7 @@ mod problem;
 pub(crate) mod serving;
 mod session;
 pub(crate) mod sessions;
+mod trash;
 mod upgrade;
 
 use std::sync::Arc;
@@ -58,12 +59,13 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
     Router::new()
         .route("/", get(page::page))
         .route("/v1/volumes", get(list).post(create))
-        .route("/v1/volumes/{name}", get(show).delete(delete))
+        .route("/v1/volumes/{name}", get(show).delete(trash::delete))
         .route("/v1/volumes/{name}/sync", post(sync))
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/attach", post(attach))
         .route("/v1/volumes/{name}/detach", post(detach))
         .merge(points::routes())
+        .merge(trash::routes())
         .merge(upgrade::routes())
         .route("/v1/activity", get(activity))
         .route("/v1/gc", get(gc_state).post(collect_garbage))
@@ -109,11 +111,6 @@ async fn create(
 
 async fn show(State(control): Shared, Path(name): Path<String>) -> Answer<Volume> {
     control.show(&name).await.map(axum::Json)
-}
-
-async fn delete(State(control): Shared, Path(name): Path<String>) -> Result<StatusCode> {
-    run_to_completion(async move { control.delete(&name).await }).await?;
-    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn sync(State(control): Shared, Path(name): Path<String>) -> Answer<Volume> {

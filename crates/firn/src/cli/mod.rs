@@ -22,6 +22,7 @@ mod support;
 mod sync;
 mod top;
 mod transfer;
+mod trash;
 mod upgrade;
 mod volume;
 
@@ -48,6 +49,7 @@ pub(crate) use support::support;
 pub(crate) use sync::sync;
 pub(crate) use top::top;
 pub(crate) use transfer::{export, import};
+pub(crate) use trash::trash;
 pub(crate) use upgrade::upgrade;
 pub(crate) use volume::volume;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::args::{ApiArgs, Patience, VolumeCommand};
 use super::client::{Client, volume_path};
-use super::{output, similar_name, top};
+use super::{output, similar_name, top, trash};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
     CreateVolume, DiskInfo, ForgetRequest, ResizeRequest, Volume, VolumeList, Watermark,
@@ -80,7 +80,7 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
                 false => output::line(&format!("{name}: {}", Size(resized.size_bytes))),
             }
         }
-        VolumeCommand::Delete(which) => client.delete(&volume_path(&which.name)),
+        VolumeCommand::Delete(args) => trash::delete(&client, args),
         // `--gone` is required: that it is there is all that it says.
         VolumeCommand::Forget { id, gone: _ } => client.post_no_content(
             "/v1/gc/forget",

@@ -16,6 +16,7 @@ mod health;
 pub(crate) mod opening;
 mod points;
 mod rescue;
+mod trash;
 pub(crate) mod upgrades;
 mod volume_locks;
 mod waiting;
@@ -29,6 +30,7 @@ use futures_util::future::join_all;
 use nbd::server::{BackendFile, Export, Listen};
 use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 
+use crate::config::ControlTimes;
 use crate::control_plane::adoption::PendingConnections;
 use crate::control_plane::upgrades::Upgrades;
 use crate::control_plane::volume_locks::VolumeLocks;
@@ -94,6 +96,8 @@ pub(crate) struct ControlPlane {
     boot_sets: BootSets,
     /// How long the requests of open volumes take.
     pub(crate) latencies: LatencyRegistry,
+    /// How long a deleted volume is kept.
+    trash_keep: Duration,
 }
 
 /// A volume that is not open here cannot be said to be stored.
@@ -107,11 +111,10 @@ fn unknown_stored_error(name: &str, code: FailureCode, why: &str) -> Failure {
 }
 
 impl ControlPlane {
-    /// Requests that take as long as `slow_request` are logged.
     pub(crate) fn new(
         engine: &Engine,
         store: Option<Arc<StoreAccess>>,
-        slow_request: Duration,
+        times: ControlTimes,
         nbd_tls: Option<&NbdTls>,
     ) -> Result<Self> {
         let volumes: Arc<OpenVolumes> = Arc::default();
@@ -132,7 +135,8 @@ impl ControlPlane {
             volume_locks: VolumeLocks::default(),
             upgrades: Upgrades::default(),
             boot_sets: BootSets::new(&engine.files().path),
-            latencies: LatencyRegistry::new(slow_request),
+            latencies: LatencyRegistry::new(times.slow_request),
+            trash_keep: times.trash_keep,
         })
     }
 
@@ -230,23 +234,6 @@ impl ControlPlane {
         };
         let info = self.host.create_volume(spec).await.map_err(Failure::from)?;
         Ok(self.describe(&info))
-    }
-
-    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
-        let _lock = self.volume_locks.lock(name).await;
-        attach::refuse_snapshot(name)?;
-        if let Some(open) = self.volumes.get(name) {
-            self.check_no_disk(name)?;
-            self.check_no_connections(name)?;
-            if let Err(failure) = self.close(&open).await {
-                self.restore_export(&open);
-                return Err(failure);
-            }
-            self.boot_sets.remove(open.info.id);
-        }
-        self.host.delete_volume(name).await.map_err(Failure::from)?;
-        self.waiting.remove(name);
-        self.disks.attached.remove(name)
     }
 
     pub(crate) async fn sync(&self, name: &str) -> Result<Volume> {

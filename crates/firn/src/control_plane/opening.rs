@@ -390,7 +390,8 @@ mod tests {
         let files = CacheDir::open(&settings, &mut NoProgress).unwrap();
         let started = Engine::start(&settings, store, files, runtime.handle(), None);
         let engine = runtime.block_on(started).unwrap();
-        let control = Arc::new(ControlPlane::new(&engine, None, Duration::MAX, None).unwrap());
+        let times = settings.control_times();
+        let control = Arc::new(ControlPlane::new(&engine, None, times, None).unwrap());
         (engine, control)
     }
 

@@ -120,7 +120,7 @@ fn serve_at(
     let control = Arc::new(ControlPlane::new(
         &engine,
         Some(store),
-        settings.slow_request,
+        settings.control_times(),
         settings.nbd_tls.as_ref(),
     )?);
     let server = (&engine, &control, api, manager);

@@ -128,7 +128,7 @@ impl LogRescue {
         let control = Arc::new(ControlPlane::new(
             &engine,
             Some(store),
-            self.settings.slow_request,
+            self.settings.control_times(),
             None,
         )?);
         let lost = engine.report.rings_lost.clone();

@@ -11,7 +11,7 @@ use super::named::NamedObjects;
 use super::{CollectPort, SIDE_BY_SIDE};
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::marks::Pin;
-use crate::hostlog::names::PIN_PREFIX;
+use crate::hostlog::names::{PIN_PREFIX, TRASH_PREFIX};
 use crate::hostlog::port::{list, read_decoded};
 use crate::hostlog::root_updates::has_tombstone;
 use crate::jobs::join_all;
@@ -87,6 +87,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
     /// to a pin, and from there to a root that may be new.
     pub(super) async fn run(&mut self) -> Result<(), CollectError> {
         let (mut roots, mut pins) = (BTreeSet::new(), BTreeSet::new());
+        let mut aside = BTreeSet::new();
         for _ in 0..ROUNDS_MAX {
             let mut is_new = false;
             let mut keys = list(self.port, ROOT_PREFIX).await;
@@ -109,6 +110,16 @@ impl<'a, P: CollectPort> Trace<'a, P> {
                     self.trace_pin(&key).await?;
                 }
             }
+            // Behind the roots: a root is put aside before its name is taken. What a child takes from there has a
+            // pin, and the root that the next list of this loop brings.
+            if !canary::active!("collector_reads_no_trash") {
+                for (key, _) in list(self.port, TRASH_PREFIX).await {
+                    if aside.insert(key.clone()) {
+                        is_new = true;
+                        self.trace_aside(&key).await?;
+                    }
+                }
+            }
             if !is_new {
                 return Ok(());
             }
@@ -126,7 +137,8 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             // Nobody removes a root. If somebody did, what it named is not the collector's to judge.
             let (root, version) = found.ok_or_else(|| CollectError::Missing(key.clone()))?;
             self.volumes.insert(root.volume);
-            if root.deleted {
+            let is_held = root.is_in_trash() && !canary::active!("trash_holds_nothing");
+            if root.deleted && !is_held {
                 return Ok(());
             }
             match self.trace(&root).await {
@@ -136,6 +148,28 @@ impl<'a, P: CollectPort> Trace<'a, P> {
                 }
                 Err(TraceError::Gone(_)) => before = Some(version),
                 Err(TraceError::Failed(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// A root that was put aside holds what it names. It does not change, and goes once nobody is to have it.
+    async fn trace_aside(&mut self, key: &str) -> Result<(), CollectError> {
+        let found = read_decoded(self.port, key, Root::decode).await;
+        let found = found.map_err(|error| CollectError::Unreadable(key.to_owned(), error))?;
+        let Some((root, _)) = found else {
+            return Ok(());
+        };
+        self.roots += 1;
+        match self.trace(&root).await {
+            Ok(()) => Ok(()),
+            Err(TraceError::Failed(error)) => Err(error),
+            Err(TraceError::Gone(gone)) => {
+                let now = read_decoded(self.port, key, Root::decode).await;
+                let now = now.map_err(|error| CollectError::Unreadable(key.to_owned(), error))?;
+                match now {
+                    None => Ok(()),
+                    Some(_) => Err(CollectError::Missing(gone)),
+                }
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::units::{HostId, LogSession, VolumeId, parse_hex_identity};
+use crate::units::{Epoch, HostId, LogSession, VolumeId, parse_hex_identity};
 
 /// Prefix of the logs and low marks of all hosts.
 pub const HOST_PREFIX: &str = "hosts/";
@@ -16,6 +16,8 @@ pub const PACK_PREFIX: &str = "packs/";
 pub const INDEX_PREFIX: &str = "indexes/";
 /// Prefix of all pins.
 pub const PIN_PREFIX: &str = "pins/";
+/// Prefix of the roots of volumes in the trash that were put aside.
+pub const TRASH_PREFIX: &str = "trash/";
 /// Prefix of the tombstones of deleted volumes whose names other volumes have taken.
 pub const TOMB_PREFIX: &str = "tombs/";
 
@@ -110,6 +112,16 @@ pub fn low_key(host: HostId) -> String {
 /// Key of the tombstone of a deleted volume whose name another has taken.
 pub fn tombstone_key(volume: VolumeId) -> String {
     format!("{TOMB_PREFIX}{volume}")
+}
+
+/// What the keys of a volume's roots begin with that were put aside, see [`trash_key`].
+pub fn trash_prefix(volume: VolumeId) -> String {
+    format!("{TRASH_PREFIX}{volume}/")
+}
+
+/// Key of the root of a volume in the trash whose name another is about to take. Epochs rise, so it is used once.
+pub fn trash_key(volume: VolumeId, epoch: Epoch) -> String {
+    format!("{}{:016x}", trash_prefix(volume), epoch.0)
 }
 
 /// Key of the pin by which a child holds packs of its parent.

@@ -19,6 +19,10 @@ const LINEAGE: u16 = 2;
 const LINEAGE_BYTES: usize = 24;
 /// It is a snapshot, which nobody writes to: number of labels u16, for each its key and value, as texts.
 const SNAPSHOT: u16 = 3;
+/// A deleted volume is in the trash: when it was deleted and until when it is kept, milliseconds since 1970, u64
+/// each, and u8 1 if it is leaving. What it names is reachable, so whoever collects garbage must understand it.
+const TRASH: u16 = 4;
+const TRASH_BYTES: usize = 17;
 
 /// What an extension holds; kept as found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +35,17 @@ pub struct Extension {
 
 /// What a snapshot was marked with: keys and values.
 pub type Labels = Vec<(String, String)>;
+
+/// That a deleted volume is in the trash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrashMark {
+    /// When it was deleted, milliseconds since 1970.
+    pub deleted_unix_ms: u64,
+    /// Until when it is kept at least.
+    pub until_unix_ms: u64,
+    /// It is leaving: a part of it may be deleted already.
+    pub is_going: bool,
+}
 
 /// All of one root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,6 +98,22 @@ impl Extensions {
         self.set(SNAPSHOT, bytes.finish());
     }
 
+    /// That it is in the trash; none if it is not.
+    pub(super) fn trash_mark(&self) -> Option<TrashMark> {
+        decode_trash_mark(self.find(TRASH)?).ok()
+    }
+
+    pub(super) fn set_trash_mark(&mut self, mark: TrashMark) {
+        let mut bytes = Writer::new();
+        bytes.u64(mark.deleted_unix_ms).u64(mark.until_unix_ms);
+        bytes.u8(u8::from(mark.is_going));
+        self.set(TRASH, bytes.finish());
+    }
+
+    pub(super) fn clear_trash_mark(&mut self) {
+        self.0.retain(|found| found.tag != TRASH);
+    }
+
     fn find(&self, tag: u16) -> Option<&[u8]> {
         let found = self.0.iter().find(|found| found.tag == tag);
         found.map(|found| &found.bytes[..])
@@ -114,7 +145,7 @@ impl Extensions {
 }
 
 fn is_known(tag: u16) -> bool {
-    matches!(tag, FOLDED | LINEAGE | SNAPSHOT)
+    matches!(tag, FOLDED | LINEAGE | SNAPSHOT | TRASH)
 }
 
 fn decode_extension(r: &mut Reader<'_>, version: u16) -> Result<Extension, FormatError> {
@@ -128,6 +159,7 @@ fn decode_extension(r: &mut Reader<'_>, version: u16) -> Result<Extension, Forma
         FOLDED => len == size_of::<u64>(),
         LINEAGE => len.is_multiple_of(LINEAGE_BYTES) && is_marked,
         SNAPSHOT => is_marked && decode_labels(&bytes).is_ok(),
+        TRASH => is_marked && len == TRASH_BYTES && decode_trash_mark(&bytes).is_ok(),
         _ => true,
     };
     if !is_whole {
@@ -136,6 +168,16 @@ fn decode_extension(r: &mut Reader<'_>, version: u16) -> Result<Extension, Forma
         ));
     }
     Ok(Extension { tag, bytes })
+}
+
+fn decode_trash_mark(bytes: &[u8]) -> Result<TrashMark, TruncatedInput> {
+    let mut r = Reader::new(bytes);
+    let mark = TrashMark {
+        deleted_unix_ms: r.u64()?,
+        until_unix_ms: r.u64()?,
+        is_going: r.u8()? != 0,
+    };
+    Ok(mark)
 }
 
 fn decode_labels(bytes: &[u8]) -> Result<Labels, TruncatedInput> {

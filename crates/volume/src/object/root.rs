@@ -15,6 +15,7 @@
 
 use blkmq::io::SECTOR_BYTES;
 
+pub use super::extensions::TrashMark;
 use super::extensions::{Extensions, Labels};
 use super::pack::{Ancestor, Lineage};
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
@@ -220,6 +221,24 @@ impl Root {
     /// Makes it a snapshot.
     pub(crate) fn set_labels(&mut self, labels: &[(String, String)]) {
         self.extensions.set_labels(labels);
+    }
+
+    /// That it is in the trash, if it is: then it is deleted, and what it names is held all the same.
+    pub fn trash_mark(&self) -> Option<TrashMark> {
+        self.extensions.trash_mark().filter(|_| self.deleted)
+    }
+
+    pub(crate) fn is_in_trash(&self) -> bool {
+        self.trash_mark().is_some()
+    }
+
+    /// Moves it to the trash, once it is deleted.
+    pub(crate) fn set_trash_mark(&mut self, mark: TrashMark) {
+        self.extensions.set_trash_mark(mark);
+    }
+
+    pub(crate) fn clear_trash_mark(&mut self) {
+        self.extensions.clear_trash_mark();
     }
 
     /// The packs and index objects that it names.
@@ -574,6 +593,26 @@ mod tests {
         root.set_labels(&labels);
         let found = Root::decode(&root.encode()).expect("a root");
         assert_eq!(found.labels(), Some(labels));
+        root.extensions.0[1].bytes.push(0);
+        assert!(Root::decode(&root.encode()).is_err());
+    }
+
+    #[test]
+    fn a_deleted_root_says_that_it_is_in_the_trash_and_one_that_is_not_deleted_never_does() {
+        let mut root = root();
+        let mark = TrashMark {
+            deleted_unix_ms: 5,
+            until_unix_ms: 9,
+            is_going: true,
+        };
+        root.set_trash_mark(mark);
+        assert_eq!(root.trash_mark(), None);
+        root.deleted = true;
+        let found = Root::decode(&root.encode()).expect("a root");
+        assert_eq!(found.trash_mark(), Some(mark));
+        root.clear_trash_mark();
+        assert!(!root.is_in_trash());
+        root.set_trash_mark(mark);
         root.extensions.0[1].bytes.push(0);
         assert!(Root::decode(&root.encode()).is_err());
     }

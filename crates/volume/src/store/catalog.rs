@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::driver::{StoreError, StoreOp};
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::names::{Position, SessionName, tombstone_key};
+use crate::hostlog::names::{Position, SessionName, tombstone_key, trash_key};
 use crate::hostlog::publisher::Batch;
 use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::hostlog::scan::read_stored;
-use crate::object::root::Root;
+use crate::object::root::{Root, TrashMark};
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::Tail;
 use crate::store::flow;
@@ -154,13 +154,15 @@ async fn create_again(
 /// the deleted volume for a long time, and a volume with neither root nor tombstone is taken for one whose root
 /// somebody removed and may put back.
 pub(super) async fn keep_tombstone(engine: &Engine, tombstone: &Root) -> Result<(), OpenError> {
+    put_aside(engine, tombstone).await?;
     let key = tombstone_key(tombstone.volume);
-    let root = Root {
+    let mut root = Root {
         deltas: Vec::new(),
         nodes: Vec::new(),
         sessions: Default::default(),
         ..tombstone.clone()
     };
+    root.clear_trash_mark();
     let op = StoreOp::Create {
         key: key.clone(),
         data: root.encode(),
@@ -171,7 +173,29 @@ pub(super) async fn keep_tombstone(engine: &Engine, tombstone: &Root) -> Result<
     }
 }
 
-pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenError> {
+/// A volume in the trash goes on to hold what it names, and can be had back, though another takes its name.
+async fn put_aside(engine: &Engine, root: &Root) -> Result<(), OpenError> {
+    if !root.is_in_trash() || canary::active!("name_is_taken_before_it_is_put_aside") {
+        return Ok(());
+    }
+    let key = trash_key(root.volume, root.epoch);
+    let op = StoreOp::Create {
+        key: key.clone(),
+        data: root.encode(),
+    };
+    match store_with_retry(engine, op).await {
+        // Whoever was about to take the name before.
+        Ok(_) | Err(StoreError::PreconditionFailed) => Ok(()),
+        Err(error) => Err(store_error("create", &key, &error)),
+    }
+}
+
+/// Deletes a volume for good, or, if it is said for how long it is to be kept, moves it to the trash.
+pub(crate) async fn delete(
+    engine: &Arc<Engine>,
+    name: &str,
+    keep_ms: Option<u64>,
+) -> Result<(), OpenError> {
     check_name(name)?;
     let _busy = NameLock::take(engine, name)?;
     check_no_snapshot_is_locked(engine, name)?;
@@ -180,7 +204,11 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     if tails.iter().any(|tail| tail.lock().status.serves()) {
         return Err(OpenError::InUse(name.to_owned()));
     }
-    check_no_snapshots(engine, name).await?;
+    match keep_ms {
+        None => check_no_snapshots(engine, name).await?,
+        // It is to come back as it was.
+        Some(_) => check_all_stored(name, &tails)?,
+    }
     for tail in &tails {
         TailClaim::check_free(engine, tail)?;
     }
@@ -193,16 +221,24 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     };
     // The tombstone's epoch fences a host that opens the volume at this moment. The object stays: stores have no
     // conditional deletion, so a late deletion could remove a new volume of the same name.
-    let root = Root {
+    let now_ms = engine.jobs.now().unix_ms;
+    let mut root = Root {
         epoch: Epoch(head.root.epoch.0 + 1),
         sequence: head.root.sequence + 1,
         owner: None,
         claimant: None,
         mark: Position::default(),
         deleted: true,
-        unix_ms: engine.jobs.now().unix_ms,
+        unix_ms: now_ms,
         ..head.root.clone()
     };
+    if let Some(keep_ms) = keep_ms {
+        root.set_trash_mark(TrashMark {
+            deleted_unix_ms: now_ms,
+            until_unix_ms: now_ms.saturating_add(keep_ms),
+            is_going: false,
+        });
+    }
     let port = log_port(engine);
     let update = async {
         let updated = update_root(&port, &root, &head.version).await;
@@ -215,10 +251,24 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
         UpdateOutcome::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
         UpdateOutcome::Lost(_) => return Err(OpenError::InUse(name.to_owned())),
     }
-    for tail in tails {
-        discard_tail(engine, &tail);
+    // What is kept for rescue is nobody's to drop with what can be had back.
+    let goes = |tail: &&Arc<Tail>| keep_ms.is_none() || !tail.is_rescue();
+    for tail in tails.iter().filter(goes) {
+        discard_tail(engine, tail);
     }
     Ok(())
+}
+
+/// Refuses a volume that would come back from the trash without what clients were told is written.
+fn check_all_stored(name: &str, tails: &[Arc<Tail>]) -> Result<(), OpenError> {
+    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > tail.stored_lsn();
+    match tails.iter().any(waits) {
+        false => Ok(()),
+        true => Err(OpenError::Invalid(format!(
+            "volume {name} has writes on this host that the store lacks, and would come back without them: attach and \
+             detach it first"
+        ))),
+    }
 }
 
 /// Refuses to delete a volume that has snapshots: each is deleted by its own name.

@@ -17,6 +17,7 @@ use crate::hostlog::port::list;
 use crate::request::tail::Status;
 use crate::store::log_procedures::log_port;
 use crate::store::low_marks::{self, FAILURES_MAX};
+use crate::store::trash::empty::empty_expired;
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, VolumeId};
 
@@ -90,6 +91,10 @@ async fn pass(
         low_marks::raise_own_low_mark(engine, failures_max).await;
     }
     raise_left_logs(engine, records.saturating_mul(LEFT_LOG), failures_max).await;
+    // What leaves the trash now is garbage for this pass; nothing is wrong with a pass if it stays.
+    if let Err(error) = empty_expired(engine).await {
+        tracing::warn!(%error, "the trash keeps what could leave it");
+    }
     let found = match engine.host_log.check_not_stopped() {
         Ok(()) => collect_within(engine, failures_max).await,
         Err(stopped) => Err(stopped),

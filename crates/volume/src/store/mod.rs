@@ -8,7 +8,7 @@
 //! volume's root, one at a time by [`turn`]; [`fetch`] brings chunks and [`index_blocks`] pages and nodes
 //! into memory, for the waiters in [`fetch_table`]; [`read_ahead`] fetches what sequential readers, which
 //! [`streams`] knows, will ask for next, and what was read first after the opening before ([`boot_set`]);
-//! [`forks`] makes snapshots of volumes and volumes of them, and [`diff`] says what differs between them; [`forget`] takes a person's word that one is gone;
+//! [`forks`] makes snapshots of volumes and volumes of them, and [`diff`] says what differs between them; [`trash`] keeps deleted volumes for a while; [`forget`] takes a person's word that one is gone;
 //! [`objects`] makes the single requests of them all, and [`session_table`] knows who wrote the objects.
 
 pub(crate) mod boot_set;
@@ -49,6 +49,7 @@ pub(crate) mod session_table;
 pub(crate) mod streams;
 mod tail_claim;
 pub(crate) mod take_together;
+pub(crate) mod trash;
 pub(crate) mod turn;
 pub(crate) mod unchecked;
 pub(crate) mod unnamed;

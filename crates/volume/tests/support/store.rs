@@ -19,6 +19,17 @@ fn kind_of(op: &StoreOp) -> &'static str {
         StoreOp::List { .. } => "list",
     }
 }
+
+/// As in every store, a list is of all, or of what stands below a slash.
+fn check_prefix(op: &StoreOp) -> Result<(), StoreError> {
+    match op {
+        StoreOp::List { prefix } if !prefix.is_empty() && !prefix.ends_with('/') => {
+            Err(StoreError::Denied(format!("{prefix:?} is no prefix")))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl World {
     fn count(&mut self, op: &StoreOp) {
         let requests = &mut self.lasting.store_requests;
@@ -105,6 +116,7 @@ impl World {
             return Err(StoreError::Unavailable("the store is down".into()));
         }
         self.count(&op);
+        check_prefix(&op)?;
         if self.is_told_to_fail(&op) {
             return Err(StoreError::Unavailable("it is told to fail".into()));
         }

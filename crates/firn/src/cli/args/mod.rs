@@ -12,6 +12,7 @@ mod points;
 mod rescue;
 mod serve;
 mod transfer;
+mod trash;
 mod upgrade;
 mod volume;
 
@@ -29,8 +30,9 @@ pub(crate) use points::{ForkArgs, SnapshotCommand};
 pub(crate) use rescue::{RescueCommand, RescueLogArgs};
 pub(crate) use serve::{LogIo, NewVolume, OpenListener, ServeArgs};
 pub(crate) use transfer::{ExportArgs, ImageFormat, ImportArgs};
+pub(crate) use trash::TrashCommand;
 pub(crate) use upgrade::UpgradeArgs;
-pub(crate) use volume::{Patience, VolumeCommand, VolumeName};
+pub(crate) use volume::{DeleteArgs, Patience, VolumeCommand, VolumeName};
 
 /// Fast local disks whose truth lives in an object store.
 #[derive(Debug, Parser)]
@@ -163,6 +165,19 @@ pub(crate) enum Command {
         It reads a fork, demo-export-NUMBER, and deletes it at the end. After kill -9 the fork is there yet: delete it \
         with `firn volume delete`.")]
     Export(ExportArgs),
+    /// Deleted volumes, which can be had back for a while.
+    #[command(
+        subcommand,
+        after_help = "After a volume was deleted by mistake:\n  \
+        firn trash list\n  \
+        firn trash restore demo            with its snapshots, under its name, as long as no other has that\n  \
+        firn trash restore demo --as old   or under another one\n  \
+        firn trash empty demo              lets it go now; what only it reached is freed by the next passes of gc\n\n\
+        A volume is kept for a day, or as long as `firn serve --trash-keep` says, and goes then with the next pass of \
+        the garbage collector of any server. While it is in the trash its name is free, and those of its snapshots \
+        are not."
+    )]
+    Trash(TrashCommand),
     /// What this host's log still holds of volumes that it does not serve.
     #[command(
         subcommand,

@@ -109,6 +109,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TIME|off")]
     pub(crate) gc: Option<GcInterval>,
 
+    /// How long a deleted volume is kept in the trash, from where `firn trash restore` brings it back. Once the time is
+    /// over it goes with the next pass of the garbage collector of any server. 0s: it is deleted at once. [default: 24h]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) trash_keep: Option<TimeSpan>,
+
     /// Size of the write-back log. It bounds how much can be written while the store is
     /// unreachable, and how long recovery takes. Its space is taken at once, and its size fixed, when
     /// the cache directory is created. [default: a 16th of what is free there, 64MiB to 1GiB]

@@ -48,8 +48,9 @@ pub(crate) enum VolumeCommand {
         #[arg(value_parser = volume_size)]
         size: Size,
     },
-    /// Delete a volume and everything in it.
-    Delete(VolumeName),
+    /// Move a volume with its snapshots to the trash, from where `firn trash restore` brings it back for a day, or as long as
+    /// the server is told. Its name is free at once.
+    Delete(DeleteArgs),
     /// Say that a volume is gone for good whose root somebody removed from the store, as `firn gc`, `/readyz` and the
     /// server's log report it. What only it reached is garbage from then on. While its root can be put back, put it
     /// back instead.
@@ -88,6 +89,22 @@ pub(crate) struct VolumeName {
     /// Name of the volume.
     #[arg(value_name = "VOLUME", value_parser = volume_name)]
     pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    /// Name of the volume.
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    pub(crate) name: String,
+    /// With --now: its name once more, to be sure.
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    pub(crate) again: Option<String>,
+    /// Delete it for good, and everything in it. Its snapshots must be deleted before.
+    #[arg(long)]
+    pub(crate) now: bool,
+    /// With --now: the name need not be said twice.
+    #[arg(long, requires = "now")]
+    pub(crate) yes: bool,
 }
 
 /// How long a command waits, and for what.

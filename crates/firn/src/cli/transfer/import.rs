@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::super::args::{ApiArgs, ImageFormat, ImportArgs};
 use super::super::client::{Client, volume_path};
-use super::super::{output, similar_name, sync};
+use super::super::{output, similar_name, sync, trash};
 use super::image::Source;
 use super::undo::Undo;
 use super::{
@@ -125,7 +125,7 @@ fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -
         ),
         _ => failure,
     })?;
-    let (client, path) = (client.clone(), volume_path(args.volume_name()));
+    let (client, path) = (client.clone(), trash::for_good(args.volume_name()));
     undo.add(move || drop(client.delete(&path)));
     Ok(created)
 }

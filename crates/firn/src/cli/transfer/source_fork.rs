@@ -2,8 +2,8 @@
 //!
 //! It goes when the command ends; kill -9 leaves it, and its name says what it was for.
 
-use super::super::client::{Client, volume_path};
-use super::super::fork;
+use super::super::client::Client;
+use super::super::{fork, trash};
 use super::undo::Undo;
 use super::{attach, detach};
 use crate::failure::Result;
@@ -20,7 +20,7 @@ pub(super) fn make_fork(
 ) -> Result<(Volume, Vec<String>)> {
     let fork = fork::make(client, parent, &fork_name(parent))?.volume;
     {
-        let (client, path) = (client.clone(), volume_path(&fork.name));
+        let (client, path) = (client.clone(), trash::for_good(&fork.name));
         undo.add(move || {
             if let Err(failure) = client.delete(&path) {
                 eprintln!("firn: the fork that was read stays, delete it: {failure}");

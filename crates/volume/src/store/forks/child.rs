@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::marks::Pin;
 use crate::hostlog::names::{Position, pin_key, restore_pin_key};
+use crate::object::SNAPSHOT_SIGN;
 use crate::object::extensions::Labels;
 use crate::object::pack::Ancestor;
 use crate::object::root::{DeltaRef, Root};
@@ -20,46 +21,48 @@ use crate::object::sessions::SessionNames;
 use crate::store::catalog::{create_root, first_root};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::roots::{read_any_root, read_root};
+use crate::store::trash::entries::why_taken;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::VolumeSpec;
 use crate::units::{Epoch, Lsn, VolumeId};
 
 /// The specification of a child.
 #[derive(Clone, Debug)]
-pub(super) struct ChildSpec {
+pub(in crate::store) struct ChildSpec {
     /// Its name.
-    pub(super) name: String,
+    pub(in crate::store) name: String,
     /// It is a snapshot, with these labels.
-    pub(super) labels: Option<Labels>,
+    pub(in crate::store) labels: Option<Labels>,
 }
 
 /// The state of a volume that a child begins with.
 #[derive(Debug)]
-pub(super) struct ParentState {
+pub(in crate::store) struct ParentState {
     /// The parent's root with its version.
-    pub(super) head: KnownRoot,
+    pub(in crate::store) head: KnownRoot,
     /// The packs of a log that lie over the root.
-    pub(super) beyond: Vec<DeltaRef>,
+    pub(in crate::store) beyond: Vec<DeltaRef>,
     /// Their sessions.
-    pub(super) sessions: SessionNames,
+    pub(in crate::store) sessions: SessionNames,
     /// The LSN of the state.
-    pub(super) lsn: Lsn,
+    pub(in crate::store) lsn: Lsn,
     /// The size at that point.
-    pub(super) bytes: u64,
+    pub(in crate::store) bytes: u64,
     /// The time of the state, in milliseconds since 1970.
-    pub(super) unix_ms: u64,
+    pub(in crate::store) unix_ms: u64,
 }
 
 /// The outcome of creating a child.
-pub(super) enum Outcome {
+pub(in crate::store) enum Outcome {
     Made(Box<Root>),
     /// The parent's root moved before the pin was written, or the parent was deleted.
     Moved(Box<KnownRoot>),
 }
 
 /// Refuses a name that is taken.
-pub(super) async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenError> {
+pub(in crate::store) async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenError> {
     match read_root(engine, name).await {
+        Ok(head) if name.contains(SNAPSHOT_SIGN) => Err(why_taken(engine, &head).await?),
         Ok(_) => Err(OpenError::Exists(name.to_owned())),
         Err(OpenError::NoSuchVolume(_)) => Ok(()),
         Err(error) => Err(error),
@@ -67,7 +70,7 @@ pub(super) async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenEr
 }
 
 /// Pins what the child needs, reads the parent again, and creates the child.
-pub(super) async fn put_child(
+pub(in crate::store) async fn put_child(
     engine: &Arc<Engine>,
     parent: &ParentState,
     spec: &ChildSpec,
@@ -99,7 +102,11 @@ pub(super) async fn put_child(
 }
 
 /// The child's first root.
-fn child_root(engine: &Engine, parent: &ParentState, spec: &ChildSpec) -> Result<Root, OpenError> {
+pub(in crate::store) fn child_root(
+    engine: &Engine,
+    parent: &ParentState,
+    spec: &ChildSpec,
+) -> Result<Root, OpenError> {
     let from = &parent.head.root;
     let folded = from.folded_lsn().unwrap_or(from.lsn);
     if folded > parent.lsn {
@@ -240,7 +247,7 @@ pub(super) async fn remove_pin(engine: &Engine, key: String) {
 }
 
 /// Whether the root has not moved: it is the same, or an operator put the same content back.
-pub(super) fn is_unmoved(standing: &KnownRoot, known: &KnownRoot) -> bool {
+pub(in crate::store) fn is_unmoved(standing: &KnownRoot, known: &KnownRoot) -> bool {
     let same_content = || {
         let standing = Root {
             sequence: known.root.sequence,

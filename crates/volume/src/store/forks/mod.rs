@@ -12,6 +12,7 @@ mod live_parent;
 pub(crate) mod open_snapshot;
 pub(crate) mod restore;
 pub(crate) mod snapshot_list;
+pub(in crate::store) mod snapshot_roots;
 mod stored_parent;
 
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::store::root_checks::wait_checked;
 use crate::store::roots::{read_any_root, read_root, unusable_root_error};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeOwner, check_name};
+use crate::units::VolumeId;
 
 /// Makes a snapshot `VOLUME@SNAPSHOT` of the volume's present state. Ends when the store has it.
 pub(crate) async fn create_snapshot(
@@ -146,6 +148,15 @@ fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result
 
 /// Deletes a snapshot. Forks of it stay as they are.
 pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<(), OpenError> {
+    delete_snapshot_of(engine, name, None).await
+}
+
+/// The same, if it is this one: another may have the name by now.
+pub(in crate::store) async fn delete_snapshot_of(
+    engine: &Arc<Engine>,
+    name: &str,
+    id: Option<VolumeId>,
+) -> Result<(), OpenError> {
     check_snapshot_name(name)?;
     let _busy = lock_point(engine, name)?;
     if open_snapshot::find(engine, name).is_some()
@@ -159,6 +170,9 @@ pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<
         Err(OpenError::NoSuchVolume(_)) => return Err(missing()),
         head => head?,
     };
+    if id.is_some_and(|id| id != head.root.volume) {
+        return Err(missing());
+    }
     if head.root.labels().is_none() {
         return Err(OpenError::Corrupt(format!(
             "{}: it is no snapshot",

@@ -40,8 +40,7 @@ pub(crate) async fn restore(
     let _busy = lock_point(engine, volume)?;
     let snapshot = read_snapshot(engine, name).await?;
     let head = read_closed_root(engine, volume).await?;
-    let of = snapshot.root.lineage().first().map(|parent| parent.volume);
-    if of != Some(head.root.volume) {
+    if !is_of_history(&snapshot.root, &head.root) {
         return Err(OpenError::Invalid(format!(
             "{name} is no snapshot of the volume that has the name {volume} now: make a volume of it with \
              `firn fork {name} NEW`"
@@ -96,6 +95,19 @@ pub(crate) async fn restore(
         discard_tail(engine, tail);
     }
     Ok(VolumeInfo::of(&root))
+}
+
+/// Whether the snapshot is of the volume, or of one that it was forked from, before it was: what came out of the trash
+/// under another name has its snapshots from before.
+fn is_of_history(snapshot: &Root, volume: &Root) -> bool {
+    let Some(of) = snapshot.lineage().first().map(|parent| parent.volume) else {
+        return false;
+    };
+    let is_above = volume
+        .lineage()
+        .iter()
+        .any(|above| above.volume == of && snapshot.lsn <= above.last);
+    of == volume.volume || is_above
 }
 
 fn root_changed_error(volume: &str) -> OpenError {

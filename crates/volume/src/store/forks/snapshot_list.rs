@@ -2,14 +2,16 @@
 //!
 //! Reads only. The list is of names: the roots of a volume's snapshots stand under one prefix.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::object::SNAPSHOT_SIGN;
 use crate::object::extensions::Labels;
 use crate::object::root::Root;
-use crate::object::{SNAPSHOT_SIGN, snapshot_of_root_key, snapshots_of};
-use crate::store::roots::{list_keys, read_roots};
+use crate::store::forks::snapshot_roots::snapshot_roots;
+use crate::store::roots::read_any_root;
+use crate::store::trash::entries::is_in_trash;
 use crate::store::volume_spec::check_name;
 use crate::units::{Lsn, VolumeId};
 
@@ -93,22 +95,45 @@ pub(super) fn check_labels(labels: &[(String, String)]) -> Result<(), OpenError>
 }
 
 /// The snapshots of a volume, the oldest first: ordered by content, because clocks differ. Snapshots of an
-/// earlier volume of the same name come first, if the clock was right.
+/// earlier volume of the same name come first, if the clock was right. Those of a volume in the trash are
+/// hidden.
 pub(crate) async fn list_snapshots(
     engine: &Engine,
     volume: &str,
 ) -> Result<Vec<SnapshotInfo>, OpenError> {
     check_name(volume)?;
-    let keys = list_keys(engine, &snapshots_of(volume)).await?;
-    let names = keys.iter().filter_map(|key| snapshot_of_root_key(key));
-    let names: Vec<String> = names.collect();
-    let roots = read_roots(engine, &names).await?;
-    let mut found: Vec<_> = roots
-        .iter()
-        .map(|head| SnapshotInfo::of(&head.root))
-        .collect();
+    let roots = snapshot_roots(engine, volume).await?;
+    let found = roots.iter().map(|head| SnapshotInfo::of(&head.root));
+    let mut found: Vec<SnapshotInfo> = found.collect();
+    let parents: BTreeSet<VolumeId> = found.iter().filter_map(|info| info.of).collect();
+    for parent in hidden(engine, volume, parents).await? {
+        found.retain(|info| info.of != Some(parent));
+    }
     sort_by_age(&mut found);
     Ok(found)
+}
+
+/// Those of the parents that are in the trash.
+async fn hidden(
+    engine: &Engine,
+    name: &str,
+    parents: BTreeSet<VolumeId>,
+) -> Result<Vec<VolumeId>, OpenError> {
+    let standing = match read_any_root(engine, name).await {
+        Ok(head) => Some(head.root),
+        Err(OpenError::NoSuchVolume(_)) => None,
+        Err(error) => return Err(error),
+    };
+    // One that came out of the trash has those of what it was.
+    let own = standing.filter(|root| !root.deleted);
+    let is_own = |parent: &VolumeId| own.as_ref().is_some_and(|root| root.is_origin(*parent));
+    let mut hidden = Vec::new();
+    for parent in parents.into_iter().filter(|parent| !is_own(parent)) {
+        if is_in_trash(engine, name, parent).await? {
+            hidden.push(parent);
+        }
+    }
+    Ok(hidden)
 }
 
 fn sort_by_age(found: &mut [SnapshotInfo]) {

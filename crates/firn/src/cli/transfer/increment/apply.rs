@@ -16,7 +16,7 @@ use super::file::IncrementFile;
 use super::points::{COPY_OF, identity, list, missing, split};
 use crate::cli::args::ImportArgs;
 use crate::cli::client::{Client, volume_path};
-use crate::cli::{diff, output, similar_name, sync};
+use crate::cli::{diff, output, similar_name, sync, trash};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateSnapshot, CreateVolume, ResizeRequest, Restored, Snapshot, Volume};
 use crate::units::{ApproximateSize, Size};
@@ -290,7 +290,7 @@ fn make(
     };
     let _: Volume = client.post("/v1/volumes", &asked)?;
     {
-        let (client, path) = (client.clone(), volume_path(name));
+        let (client, path) = (client.clone(), trash::for_good(name));
         undo.add(move || drop(client.delete(&path)));
     }
     let uris = attach(client, name)?;

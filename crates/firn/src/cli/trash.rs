@@ -1,0 +1,111 @@
+//! `firn trash list|restore|empty`, and `firn volume delete`, which moves a volume there.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::args::{ApiArgs, DeleteArgs, TrashCommand};
+use super::client::{Client, volume_path};
+use super::{output, similar_name};
+use crate::failure::{Failure, FailureCode, Result};
+use crate::model::{RestoreTrashed, TrashList, TrashedVolume, Volume};
+use crate::units::Size;
+
+pub(crate) fn trash(api: &ApiArgs, json: bool, command: &TrashCommand) -> Result<()> {
+    let client = Client::new(api)?;
+    match command {
+        TrashCommand::List => {
+            let list: TrashList = client.get("/v1/trash")?;
+            match json {
+                true => output::json(&list),
+                false => print_list(&list),
+            }
+        }
+        TrashCommand::Restore { which, name } => {
+            let asked = RestoreTrashed { name: name.clone() };
+            let path = format!("{}/restore", trash_path(which));
+            let restored: Volume = client.post(&path, &asked)?;
+            match json {
+                true => output::json(&restored),
+                false => output::line(&restored.name),
+            }
+        }
+        TrashCommand::Empty { which: Some(which) } => client.delete(&trash_path(which)),
+        TrashCommand::Empty { which: None } => {
+            let list: TrashList = client.get("/v1/trash")?;
+            for volume in list.volumes {
+                match client.delete(&trash_path(&volume.id)) {
+                    // Another was quicker.
+                    Err(failure) if failure.code == FailureCode::NoSuchVolume => {}
+                    emptied => emptied?,
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+fn trash_path(which: &str) -> String {
+    volume_path(which).replacen("/v1/volumes/", "/v1/trash/", 1)
+}
+
+/// Moves a volume to the trash, or deletes it for good.
+pub(super) fn delete(client: &Client, args: &DeleteArgs) -> Result<()> {
+    let path = volume_path(&args.name);
+    let path = match args.is_for_good()? {
+        true => format!("{path}?now=true"),
+        false => path,
+    };
+    client
+        .delete(&path)
+        .map_err(|failure| similar_name::suggest(client, &args.name, failure))
+}
+
+/// The path by which what a command made for itself is deleted: it is nobody's to have back.
+pub(super) fn for_good(name: &str) -> String {
+    format!("{}?now=true", volume_path(name))
+}
+
+impl DeleteArgs {
+    fn is_for_good(&self) -> Result<bool> {
+        let is_sure = self.yes || self.again.as_deref() == Some(&*self.name);
+        match (self.now, is_sure) {
+            (false, _) if self.again.is_some() => Err(Failure::invalid(
+                "a name is said twice for a deletion with --now; leave the second one out",
+            )
+            .into_usage()),
+            (false, _) => Ok(false),
+            (true, true) => Ok(true),
+            (true, false) => Err(Failure::invalid(format!(
+                "--now deletes {name} for good: say its name twice, `firn volume delete {name} {name} --now`, or --yes",
+                name = self.name
+            ))
+            .into_usage()),
+        }
+    }
+}
+
+/// How long it is until then, in its largest unit.
+fn time_left(until_unix_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_s = now.map_or(0, |now| now.as_secs());
+    match (until_unix_ms / 1000).saturating_sub(now_s) {
+        0 => "until the next pass of gc".to_owned(),
+        left @ 1..120 => format!("{left}s"),
+        left @ 120..7_200 => format!("{}min", left / 60),
+        left @ 7_200..172_800 => format!("{}h", left / 3600),
+        left => format!("{}d", left / 86_400),
+    }
+}
+
+fn print_list(list: &TrashList) -> Result<()> {
+    let row = |volume: &TrashedVolume| {
+        vec![
+            volume.name.clone(),
+            Size(volume.size_bytes).to_string(),
+            volume.snapshots.to_string(),
+            time_left(volume.until_unix_ms),
+            volume.id.clone(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = list.volumes.iter().map(row).collect();
+    output::table(&["VOLUME", "SIZE", "SNAPSHOTS", "KEPT FOR", "ID"], &rows)
+}
