@@ -3,6 +3,8 @@
 //! [`Host`] is what a driver holds: it starts recovery, carries requests out and outcomes in,
 //! lets time pass, and offers the control operations. [`Engine`] is what the engine's parts hold.
 
+mod points;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -17,7 +19,6 @@ use crate::failures::FailureCounts;
 use crate::invariants;
 use crate::jobs::maintenance::{self, Maintenance};
 use crate::jobs::{Answer, Jobs, Port};
-
 use crate::log::checkpoint;
 use crate::log::committer::{Committer, Journal};
 use crate::log::frame::Record;
@@ -34,22 +35,16 @@ use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::collector;
 use crate::store::collector_state::CollectorReport;
-use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::forget;
 use crate::store::forks::open_snapshot;
-use crate::store::forks::restore::restore;
-use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
-use crate::store::forks::{self, Fork};
 use crate::store::go_live;
 use crate::store::log_procedures;
 use crate::store::low_marks;
 use crate::store::open::{self, OpenMode};
 use crate::store::publish;
 use crate::store::rescue::{self, UnservedTail};
-use crate::store::trash::entries::TrashedVolume;
-use crate::store::trash::{self, entries};
 use crate::store::unchecked;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::sync::Mutex;
@@ -247,102 +242,6 @@ impl Host {
         self.control(move |_| async move { catalog::grow(&tail, bytes).await })
     }
 
-    /// Moves a volume that is open nowhere to the trash, with its snapshots. Its name is free; for so long it can be
-    /// had back, and behind that until a pass of the garbage collector finds that its time is over.
-    pub fn trash_volume(&self, name: &str, keep_ms: u64) -> Answer<Result<(), OpenError>> {
-        let name = name.to_owned();
-        self.control(
-            move |engine| async move { catalog::delete(&engine, &name, Some(keep_ms)).await },
-        )
-    }
-
-    /// What is in the trash, what was deleted first in front.
-    pub fn list_trash(&self) -> Answer<Result<Vec<TrashedVolume>, OpenError>> {
-        self.control(|engine| async move { entries::list(&engine).await })
-    }
-
-    /// Gives a volume back from the trash with its snapshots: the one of this id, or of those that had this name the
-    /// one that was deleted last; under its own name, or another.
-    pub fn restore_from_trash(
-        &self,
-        which: &str,
-        new_name: Option<&str>,
-    ) -> Answer<Result<VolumeInfo, OpenError>> {
-        let (which, name) = (which.to_owned(), new_name.map(str::to_owned));
-        self.control(move |engine| async move {
-            trash::restore::restore(&engine, &which, name.as_deref()).await
-        })
-    }
-
-    /// Lets a volume in the trash go for good, with its snapshots; forks of it stay.
-    pub fn empty_trash(&self, which: &str) -> Answer<Result<(), OpenError>> {
-        let which = which.to_owned();
-        self.control(move |engine| async move { trash::empty::empty(&engine, &which).await })
-    }
-
-    /// Deletes a volume that is open nowhere.
-    pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
-        let name = name.to_owned();
-        self.control(move |engine| async move { catalog::delete(&engine, &name, None).await })
-    }
-
-    /// Makes a snapshot, `VOLUME@SNAPSHOT`, of the volume as it is now, while writers go on. Ends when the store
-    /// has it.
-    pub fn create_snapshot(
-        &self,
-        name: &str,
-        labels: Vec<(String, String)>,
-    ) -> Answer<Result<SnapshotInfo, OpenError>> {
-        let name = name.to_owned();
-        self.control(
-            move |engine| async move { forks::create_snapshot(&engine, &name, labels).await },
-        )
-    }
-
-    /// The snapshots of a volume, the oldest first.
-    pub fn list_snapshots(&self, volume: &str) -> Answer<Result<Vec<SnapshotInfo>, OpenError>> {
-        let volume = volume.to_owned();
-        self.control(move |engine| async move { list_snapshots(&engine, &volume).await })
-    }
-
-    /// Deletes a snapshot; forks of it stay.
-    pub fn delete_snapshot(&self, name: &str) -> Answer<Result<(), OpenError>> {
-        let name = name.to_owned();
-        self.control(move |engine| async move { forks::delete_snapshot(&engine, &name).await })
-    }
-
-    /// Makes a volume that begins as another one, or a snapshot `VOLUME@SNAPSHOT`, is now. Ends when the
-    /// store has it; it is not opened.
-    pub fn fork_volume(&self, parent: &str, name: &str) -> Answer<Result<Fork, OpenError>> {
-        let (parent, name) = (parent.to_owned(), name.to_owned());
-        self.control(move |engine| async move { forks::fork(&engine, &parent, &name).await })
-    }
-
-    /// Sets a volume that nobody has open back to its snapshot `VOLUME@SNAPSHOT`. What it held is the snapshot
-    /// `kept` from then on.
-    pub fn restore_volume(&self, name: &str, kept: &str) -> Answer<Result<VolumeInfo, OpenError>> {
-        let (name, kept) = (name.to_owned(), kept.to_owned());
-        self.control(move |engine| async move { restore(&engine, &name, &kept).await })
-    }
-
-    /// What differs from `from` to `to`, two volumes or snapshots that share history, by their indexes alone: at most
-    /// so many ranges, from `place` on. A volume is told as the store has it.
-    pub fn diff(
-        &self,
-        from: &str,
-        to: &str,
-        place: Option<DiffPlace>,
-        ranges_max: usize,
-    ) -> Answer<Result<DiffPart, OpenError>> {
-        let request = DiffRequest {
-            from: from.to_owned(),
-            to: to.to_owned(),
-            place,
-            ranges_max: ranges_max.max(1),
-        };
-        self.control(move |engine| async move { diff::diff(&engine, &request).await })
-    }
-
     /// Tails that are not served: kept for rescue, or of volumes that are not open yet.
     pub fn unserved_tails(&self) -> Vec<UnservedTail> {
         self.engine
@@ -381,10 +280,13 @@ impl Host {
         self.control(move |engine| async move { forget::forget(&engine, volume).await })
     }
 
-    /// Where the journal stands. Says nothing that lasts before the host's requests are all carried out.
+    /// Where the journal stands; none if this host has not written to it, as to that of a poisoned log. Says nothing
+    /// that lasts before the host's requests are all carried out.
     pub fn journal_mark(&self) -> Option<JournalMark> {
-        let journal = self.engine.get()?.committer_after_recovery()?.journal();
-        Some(JournalMark {
+        let committer = self.engine.get()?.committer_after_recovery()?;
+        let journal = committer.journal();
+        let is_known = journal.number > 0 && !committer.is_poisoned();
+        is_known.then_some(JournalMark {
             half: journal.half,
             lap: journal.lap,
             frames: journal.number,

@@ -128,6 +128,16 @@ fn a_mark_that_the_log_does_not_confirm_is_not_believed() {
             ..mark
         },
         JournalMark { bytes: 0, ..mark },
+        JournalMark {
+            frames: 0,
+            bytes: 0,
+            ..mark
+        },
+        JournalMark {
+            frames: 1,
+            bytes: 4096,
+            ..mark
+        },
     ] {
         let mut next = World::start(Lasting {
             continues: Some(Continuation {

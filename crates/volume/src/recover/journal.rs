@@ -70,11 +70,14 @@ pub(super) async fn read_marked_half(
     host: HostId,
     mark: JournalMark,
 ) -> Result<Option<JournalHalf>, OpenError> {
-    if mark.half > 1 || mark.bytes > layout.half_bytes {
+    if mark.half > 1 || mark.frames == 0 || mark.bytes > layout.half_bytes {
         return Ok(None);
     }
-    let one = scan_start(port, layout, host, (mark.half, mark.bytes));
-    let other = scan_start(port, layout, host, (1 - mark.half, FIRST_STEP));
+    // All frames that follow each other, also such as the mark does not know of.
+    let is_through = |scan: &HalfScan| scan.after_gap;
+    let one = scan_until(port, layout, (mark.half, mark.bytes), (host, is_through));
+    let is_begun = |scan: &HalfScan| scan.after_gap || !scan.half.frames.is_empty();
+    let other = scan_until(port, layout, (1 - mark.half, FIRST_STEP), (host, is_begun));
     let (one, other) = join(one, other).await;
     let (one, other) = (one?, other?);
     let is_older = other.lap >> 32 < mark.lap >> 32;
@@ -83,28 +86,24 @@ pub(super) async fn read_marked_half(
     Ok(Some(one).filter(|_| is_left_so && is_whole && is_older))
 }
 
-/// So much of a half, and what its first frame needs.
-async fn scan_start(
+/// A half from its start on: so many bytes and one block, and then as many as it takes until `is_done`.
+async fn scan_until(
     port: &Port,
     layout: &Layout,
-    host: HostId,
     (half, bytes): (usize, u64),
+    (host, is_done): (HostId, impl Fn(&HalfScan) -> bool),
 ) -> Result<JournalHalf, OpenError> {
     let mut scan = HalfScan::new(host, layout.half_bytes);
-    let whole = |bytes: u64| bytes.max(1).next_multiple_of(BLOCK_BYTES);
-    let mut more = whole(bytes.min(STEP_MAX)).min(layout.half_bytes);
-    while more > 0 {
+    let mut wanted = 0;
+    while scan.read < layout.half_bytes && !is_done(&scan) {
+        let rest = (bytes + BLOCK_BYTES)
+            .saturating_sub(scan.read)
+            .min(STEP_MAX);
+        let more = rest.max(wanted).max(1).next_multiple_of(BLOCK_BYTES);
+        let more = more.min(layout.half_bytes - scan.read);
         let offset = layout.half(half) + scan.read;
         scan.feed(&port.read(FileId::LOG, offset, more as usize).await?);
-        let wanted = scan.run()? as u64;
-        let is_begun = scan.after_gap || !scan.half.frames.is_empty();
-        more = match is_begun && scan.read >= bytes {
-            true => 0,
-            false => {
-                let rest = bytes.saturating_sub(scan.read).min(STEP_MAX);
-                whole(wanted.max(rest)).min(layout.half_bytes - scan.read)
-            }
-        };
+        wanted = scan.run()? as u64;
     }
     Ok(scan.half)
 }

@@ -1,0 +1,113 @@
+//! The control operations on points of a volume's history: snapshots, forks, restores, differences, and the trash.
+//!
+//! Owns nothing: each call hands its arguments to the procedure that carries it out.
+
+use crate::error::OpenError;
+use crate::host::Host;
+use crate::jobs::Answer;
+use crate::store::catalog;
+use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
+use crate::store::forks::restore::restore;
+use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
+use crate::store::forks::{self, Fork};
+use crate::store::trash::entries::TrashedVolume;
+use crate::store::trash::{self, entries};
+use crate::store::volume_spec::VolumeInfo;
+
+impl Host {
+    /// Moves a volume that is open nowhere to the trash, with its snapshots. Its name is free; for so long it can be
+    /// had back, and behind that until a pass of the garbage collector finds that its time is over.
+    pub fn trash_volume(&self, name: &str, keep_ms: u64) -> Answer<Result<(), OpenError>> {
+        let name = name.to_owned();
+        self.control(
+            move |engine| async move { catalog::delete(&engine, &name, Some(keep_ms)).await },
+        )
+    }
+
+    /// What is in the trash, what was deleted first in front.
+    pub fn list_trash(&self) -> Answer<Result<Vec<TrashedVolume>, OpenError>> {
+        self.control(|engine| async move { entries::list(&engine).await })
+    }
+
+    /// Gives a volume back from the trash with its snapshots: the one of this id, or of those that had this name the
+    /// one that was deleted last; under its own name, or another.
+    pub fn restore_from_trash(
+        &self,
+        which: &str,
+        new_name: Option<&str>,
+    ) -> Answer<Result<VolumeInfo, OpenError>> {
+        let (which, name) = (which.to_owned(), new_name.map(str::to_owned));
+        self.control(move |engine| async move {
+            trash::restore::restore(&engine, &which, name.as_deref()).await
+        })
+    }
+
+    /// Lets a volume in the trash go for good, with its snapshots; forks of it stay.
+    pub fn empty_trash(&self, which: &str) -> Answer<Result<(), OpenError>> {
+        let which = which.to_owned();
+        self.control(move |engine| async move { trash::empty::empty(&engine, &which).await })
+    }
+
+    /// Deletes a volume that is open nowhere.
+    pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
+        let name = name.to_owned();
+        self.control(move |engine| async move { catalog::delete(&engine, &name, None).await })
+    }
+
+    /// Makes a snapshot, `VOLUME@SNAPSHOT`, of the volume as it is now, while writers go on. Ends when the store
+    /// has it.
+    pub fn create_snapshot(
+        &self,
+        name: &str,
+        labels: Vec<(String, String)>,
+    ) -> Answer<Result<SnapshotInfo, OpenError>> {
+        let name = name.to_owned();
+        self.control(
+            move |engine| async move { forks::create_snapshot(&engine, &name, labels).await },
+        )
+    }
+
+    /// The snapshots of a volume, the oldest first.
+    pub fn list_snapshots(&self, volume: &str) -> Answer<Result<Vec<SnapshotInfo>, OpenError>> {
+        let volume = volume.to_owned();
+        self.control(move |engine| async move { list_snapshots(&engine, &volume).await })
+    }
+
+    /// Deletes a snapshot; forks of it stay.
+    pub fn delete_snapshot(&self, name: &str) -> Answer<Result<(), OpenError>> {
+        let name = name.to_owned();
+        self.control(move |engine| async move { forks::delete_snapshot(&engine, &name).await })
+    }
+
+    /// Makes a volume that begins as another one, or a snapshot `VOLUME@SNAPSHOT`, is now. Ends when the
+    /// store has it; it is not opened.
+    pub fn fork_volume(&self, parent: &str, name: &str) -> Answer<Result<Fork, OpenError>> {
+        let (parent, name) = (parent.to_owned(), name.to_owned());
+        self.control(move |engine| async move { forks::fork(&engine, &parent, &name).await })
+    }
+
+    /// Sets a volume that nobody has open back to its snapshot `VOLUME@SNAPSHOT`. What it held is the snapshot
+    /// `kept` from then on.
+    pub fn restore_volume(&self, name: &str, kept: &str) -> Answer<Result<VolumeInfo, OpenError>> {
+        let (name, kept) = (name.to_owned(), kept.to_owned());
+        self.control(move |engine| async move { restore(&engine, &name, &kept).await })
+    }
+
+    /// What differs from `from` to `to`, two volumes or snapshots that share history, by their indexes alone: at most
+    /// so many ranges, from `place` on. A volume is told as the store has it.
+    pub fn diff(
+        &self,
+        from: &str,
+        to: &str,
+        place: Option<DiffPlace>,
+        ranges_max: usize,
+    ) -> Answer<Result<DiffPart, OpenError>> {
+        let request = DiffRequest {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            place,
+            ranges_max: ranges_max.max(1),
+        };
+        self.control(move |engine| async move { diff::diff(&engine, &request).await })
+    }
+}
