@@ -60,7 +60,7 @@ enum Ending {
     /// It was told to stop.
     Stopped,
     /// Another program takes its place.
-    Handover(Outgoing, process::StopSignal),
+    Handover(Box<Outgoing>, process::StopSignal),
 }
 
 /// Runs a server until it is told to stop. `incoming` is what the program before left, if this one takes its place.
@@ -274,7 +274,7 @@ async fn serve_clients(
                 stop_api(manager, stop, close, servers, api).await;
                 return Ok(Ending::Stopped);
             }
-            Ok(outgoing) => return Ok(Ending::Handover(outgoing, stop)),
+            Ok(outgoing) => return Ok(Ending::Handover(Box::new(outgoing), stop)),
             Err(failure) => {
                 manager.on_called_off();
                 tracing::error!(%failure, "the server is not upgraded, and goes on");
