@@ -69,7 +69,7 @@ fn fill(world: &mut World, name: &str) -> u8 {
 
 /// Passes until nothing more goes.
 fn collect(world: &mut World) {
-    for _ in 0..3 {
+    for _ in 0..4 {
         gc(world);
     }
     let found = check_all(&world.lasting.objects, true);

@@ -91,10 +91,6 @@ async fn pass(
         low_marks::raise_own_low_mark(engine, failures_max).await;
     }
     raise_left_logs(engine, records.saturating_mul(LEFT_LOG), failures_max).await;
-    // What leaves the trash now is garbage for this pass; nothing is wrong with a pass if it stays.
-    if let Err(error) = empty_expired(engine).await {
-        tracing::warn!(%error, "the trash keeps what could leave it");
-    }
     let found = match engine.host_log.check_not_stopped() {
         Ok(()) => collect_within(engine, failures_max).await,
         Err(stopped) => Err(stopped),
@@ -114,6 +110,13 @@ async fn pass(
             );
         }
         Err(error) => engine.collector.on_failure(error),
+    }
+    // A store that answered all of a pass answers here, too, so nobody waits longer for a pass that fails. What leaves
+    // the trash now is garbage for the next pass, and nothing is wrong with this one if it stays.
+    if found.is_ok()
+        && let Err(error) = empty_expired(engine).await
+    {
+        tracing::warn!(%error, "the trash keeps what could leave it");
     }
     found
 }
