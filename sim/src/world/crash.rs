@@ -76,6 +76,7 @@ impl World {
         let name = format!("continues {}", there.process);
         let takes_place = Rng::stream(self.seed, &name).below(2) == 0;
         let told = there.node.as_ref().map(Node::continuation);
+        let told = told.or(there.continues);
         let told = told.filter(|_| takes_place);
         self.kill_process(machine);
         self.machines[machine].continues = told;

@@ -104,6 +104,11 @@ impl Machine {
             rings: Arc::new(self.rings.copy()),
             other_rings: Arc::new(self.other_rings.copy()),
             node: None,
+            // The copy has no process that could say it.
+            continues: self
+                .node
+                .as_ref()
+                .map_or(self.continues, |node| Some(node.continuation())),
             owners: BTreeMap::new(),
             memory: self.memory.lost_with_process(),
             rings_reported: self.rings_reported.clone(),
