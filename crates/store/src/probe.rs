@@ -56,7 +56,7 @@ pub struct ProbeReport {
     pub update_of_missing: bool,
     /// Identical content written again has a new version. Not needed, worth knowing.
     pub fresh_versions: bool,
-    /// Nothing is known by which two hosts could both win all the same ([`Store::hazard`]).
+    /// Nothing is known by which two hosts could both win all the same ([`Store::describe_hazard`]).
     pub keeps_hosts_apart: bool,
 }
 

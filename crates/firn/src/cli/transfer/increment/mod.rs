@@ -2,7 +2,7 @@
 //!
 //! All copies of a snapshot are one point of history. A copy says whose it is by a label of its own, which the import
 //! puts there once it has proven every byte; so a chain goes on from copy to copy. [`make`] writes an increment, [`apply`]
-//! lays one over a volume, [`file`] reads and proves one, [`points`] finds snapshots and says which point each is.
+//! lays one over a volume, [`mod@file`] reads and proves one, [`points`] finds snapshots and says which point each is.
 
 pub(super) mod apply;
 mod file;
