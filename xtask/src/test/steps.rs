@@ -19,6 +19,7 @@ const NAMED_SERVER: &str = "server_contract";
 /// long builds of the others.
 pub(super) fn all() -> Vec<Step> {
     let mut steps = fast_steps();
+    steps.push(minio_build_step());
     steps.extend(test_steps());
     steps.push(minio_step());
     steps.push(guest::step());
@@ -99,32 +100,49 @@ fn test_steps() -> Vec<Step> {
     ]
 }
 
+/// Begins before everything that is compiled here, and takes only the processor time that this leaves: tests that
+/// wait leave much.
+fn minio_build_step() -> Step {
+    Step {
+        name: "minio-build",
+        what: "MinIO from its source, where it is missing",
+        quick: false,
+        background: true,
+        output: Output::All,
+        limit: minutes(40),
+        run: Box::new(|_| match std::env::current_exe() {
+            Ok(myself) if minio::is_available() => {
+                let mut build = Command::new("nice");
+                build.args(["-n", "19"]).arg(myself).arg("minio");
+                Kind::Commands(vec![build])
+            }
+            // The step `minio` says what is missing.
+            _ => Kind::Inside(Counts::default()),
+        }),
+    }
+}
+
 fn minio_step() -> Step {
     Step {
         name: "minio",
-        what: "the store and the binary on MinIO, which is built first where it is missing",
+        what: "the store and the binary on MinIO, a real S3 server",
         quick: false,
         background: true,
         output: Output::Tests,
         limit: minutes(25),
         run: Box::new(|_| {
-            let myself = match std::env::current_exe() {
-                Ok(myself) if minio::is_available() => myself,
-                _ => {
-                    return Kind::Inside(Counts {
-                        skipped: vec!["tests with MinIO: go is not installed".to_owned()],
-                        ..Counts::default()
-                    });
-                }
-            };
-            let mut build = Command::new(myself);
-            build.arg("minio");
+            if !minio::is_available() {
+                return Kind::Inside(Counts {
+                    skipped: vec!["tests with MinIO: go is not installed".to_owned()],
+                    ..Counts::default()
+                });
+            }
             let mut tests = workspace_tests();
             tests.args(["--test", "minio", "--test", "minio_volume"]);
             tests.args(["--test", "minio_outages"]);
             tests.args(["--", "--show-output"]);
             minio::set_environment(&mut tests);
-            Kind::Commands(vec![build, tests])
+            Kind::Commands(vec![tests])
         }),
     }
 }
