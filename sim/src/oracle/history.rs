@@ -240,7 +240,7 @@ impl History {
         end(self).min(end(other))
     }
 
-    /// Something was lost. Until the next [`History::settle`] only what survives that counts.
+    /// Something was lost. Until the next [`History::judge_recovery`] only what survives that counts.
     pub fn record_loss(&mut self, loss: Loss) {
         self.loss = self.loss.max(Some(loss));
     }
