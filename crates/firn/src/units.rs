@@ -130,7 +130,7 @@ impl std::str::FromStr for TimeSpan {
         let millis = match unit {
             "ms" => Some(number),
             "s" => number.checked_mul(1000),
-            "m" => number.checked_mul(60 * 1000),
+            "m" | "min" => number.checked_mul(60 * 1000),
             "h" => number.checked_mul(60 * 60 * 1000),
             _ => None,
         };
@@ -224,7 +224,9 @@ mod tests {
     #[test]
     fn times_need_a_unit_too() {
         assert_eq!("30s".parse(), Ok(TimeSpan(Duration::from_secs(30))));
-        assert_eq!("5m".parse(), Ok(TimeSpan(Duration::from_secs(300))));
+        for text in ["5m", "5min"] {
+            assert_eq!(text.parse(), Ok(TimeSpan(Duration::from_secs(300))));
+        }
         assert_eq!("250ms".parse::<TimeSpan>().unwrap().to_string(), "250ms");
         for text in [
             "30",

@@ -95,7 +95,7 @@ pub(crate) enum Command {
         mount -o ro,noload \"$(firn attach demo@before --transport ublk)\" /mnt     an ext4 that was in use\n  \
         qemu-img map \"$(firn attach demo@before --transport nbd)\"\n\n\
         At boot, before the server is up, and with a file system made if it was never written:\n  \
-        firn attach demo --wait --timeout 2min --mkfs ext4 --mount /srv/demo"
+        firn attach demo --wait --timeout 2m --mkfs ext4 --mount /srv/demo"
     )]
     Attach(AttachArgs),
     /// Detach a volume: remove its disk, close its NBD connections, upload what the store lacks,
@@ -104,7 +104,7 @@ pub(crate) enum Command {
     /// Upload everything that was written to a volume so far, and wait until it is in the object
     /// store.
     #[command(after_help = "In a script that must not hang:\n  \
-        firn sync demo --timeout 5min || echo 'not everything is stored yet'")]
+        firn sync demo --timeout 5m || echo 'not everything is stored yet'")]
     Sync {
         #[command(flatten)]
         which: VolumeName,
