@@ -159,7 +159,7 @@ const CANARIES: [Canary; 31] = [
         name: "silence_is_no_trouble",
         what: "nothing says that the store takes requests and never answers",
         judge: Detector::Here("minio_outages", "a_store_that_is_stopped_costs_no_error"),
-        words: &["no line has"],
+        words: &["a line with [\"degraded"],
     },
     Canary {
         name: "health_is_always_well",

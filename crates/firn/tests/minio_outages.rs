@@ -69,13 +69,14 @@ fn check_outage(
     let ends = AtomicBool::new(false);
     let written = std::thread::scope(|scope| {
         let writer = scope.spawn(|| write_and_read(&server, time / WRITES, &ends));
+        let end_writer = SetOnDrop(&ends);
         sleep(Duration::from_millis(500));
         begin(&mut stage);
         let began = Instant::now();
         eventually(&format!("a line with {said:?}"), || has_line(&log(), said));
         sleep(time.saturating_sub(began.elapsed()));
         end(&mut stage);
-        ends.store(true, Ordering::SeqCst);
+        drop(end_writer);
         writer.join().unwrap()
     });
     let all = log();
@@ -99,6 +100,15 @@ fn check_outage(
             .read(block * BLOCK_BYTES as u64, BLOCK_BYTES)
             .unwrap();
         assert!(found == content(newest), "block {block}, write {newest}");
+    }
+}
+
+/// Sets it also when its thread panics, so that whoever waits for it ends.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
@@ -158,11 +168,18 @@ fn a_store_that_is_killed_costs_no_error() {
     );
 }
 
+/// What health says of a store that takes requests and does not answer. A failed upload says the like, later.
+const SILENCE: Said = &[
+    "degraded what=\"store\"",
+    "no answer",
+    "check the store's address",
+];
+
 #[test]
 fn a_store_that_is_stopped_costs_no_error() {
     check_outage(
         16,
-        &["no answer", "check the store's address"],
+        SILENCE,
         |stage| stage.minio.suspend().unwrap(),
         |stage| stage.minio.resume().unwrap(),
     );
@@ -170,11 +187,7 @@ fn a_store_that_is_stopped_costs_no_error() {
 
 #[test]
 fn packets_that_are_dropped_cost_no_error() {
-    check_faults(
-        16,
-        &["no answer", "check the store's address"],
-        &[FaultRule::always(Fault::Silence)],
-    );
+    check_faults(16, SILENCE, &[FaultRule::always(Fault::Silence)]);
 }
 
 #[test]
