@@ -7,12 +7,13 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use super::super::args::{ApiArgs, ImageFormat, ImportArgs};
-use super::super::client::{Client, volume_path};
-use super::super::{output, similar_name, sync, trash};
+use super::super::client::Client;
+use super::super::{output, sync, trash};
 use super::image::Source;
 use super::undo::Undo;
 use super::{
-    CONNECTIONS, attach, connection, copy, detach, failed, increment, is_standard, progress, qcow2,
+    CONNECTIONS, attach, connection, copy, detach, failed, find_unused, increment, is_standard,
+    progress, qcow2,
 };
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateVolume, Volume};
@@ -133,16 +134,7 @@ fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -
 /// The volume that is replaced.
 fn find_replaced(client: &Client, args: &ImportArgs, image: Option<u64>) -> Result<Volume> {
     let name = args.volume_name();
-    let volume: Volume = client
-        .get(&volume_path(name))
-        .map_err(|failure| similar_name::suggest(client, name, failure))?;
-    let clients = volume.nbd.as_ref().map_or(0, |nbd| nbd.connections);
-    if volume.disk.is_some() || clients > 0 {
-        return Err(Failure::new(
-            FailureCode::VolumeInUse,
-            format!("{name} is in use; detach its disk and disconnect its clients first"),
-        ));
-    }
+    let volume = find_unused(client, name)?;
     check_room(args, volume.size_bytes, image)?;
     Ok(volume)
 }

@@ -28,8 +28,9 @@ pub(crate) use export::export;
 pub(crate) use import::import;
 
 use super::client::{Client, volume_path};
+use super::similar_name;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{AttachRequest, Attachment, DetachRequest, TransportChoice};
+use crate::model::{AttachRequest, Attachment, DetachRequest, TransportChoice, Volume};
 
 /// Connections that copy side by side.
 const CONNECTIONS: usize = 4;
@@ -46,6 +47,21 @@ fn attach(client: &Client, name: &str) -> Result<Vec<String>> {
     };
     let attachment: Attachment = client.post(&format!("{}/attach", volume_path(name)), &request)?;
     Ok(attachment.uris)
+}
+
+/// A volume that an import writes to: nobody may use it meanwhile.
+fn find_unused(client: &Client, name: &str) -> Result<Volume> {
+    let volume: Volume = client
+        .get(&volume_path(name))
+        .map_err(|failure| similar_name::suggest(client, name, failure))?;
+    let clients = volume.nbd.as_ref().map_or(0, |nbd| nbd.connections);
+    if volume.disk.is_some() || clients > 0 {
+        return Err(Failure::new(
+            FailureCode::VolumeInUse,
+            format!("{name} is in use; detach its disk and disconnect its clients first"),
+        ));
+    }
+    Ok(volume)
 }
 
 fn detach(client: &Client, name: &str, force: bool) -> Result<()> {

@@ -11,12 +11,12 @@ use volume::increment::{IncrementBlock, IncrementHeader};
 
 use super::super::connection::{Connection, connect};
 use super::super::undo::Undo;
-use super::super::{attach, detach, failed, progress};
+use super::super::{attach, detach, failed, find_unused, progress};
 use super::file::IncrementFile;
 use super::points::{COPY_OF, identity, list, missing, split};
 use crate::cli::args::ImportArgs;
 use crate::cli::client::{Client, volume_path};
-use crate::cli::{diff, output, similar_name, sync, trash};
+use crate::cli::{diff, output, sync, trash};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateSnapshot, CreateVolume, ResizeRequest, Restored, Snapshot, Volume};
 use crate::units::{ApproximateSize, Size};
@@ -164,16 +164,7 @@ fn find_onto(client: &Client, onto: &str, header: &IncrementHeader) -> Result<On
             named
         }
     };
-    let volume: Volume = client
-        .get(&volume_path(name))
-        .map_err(|failure| similar_name::suggest(client, name, failure))?;
-    let clients = volume.nbd.as_ref().map_or(0, |nbd| nbd.connections);
-    if volume.disk.is_some() || clients > 0 {
-        return Err(Failure::new(
-            FailureCode::VolumeInUse,
-            format!("{name} is in use; detach its disk and disconnect its clients first"),
-        ));
-    }
+    let volume = find_unused(client, name)?;
     if volume.size_bytes > header.point.bytes {
         return Err(Failure::invalid(format!(
             "{name} has {} bytes, more than the {} of {}",
