@@ -96,7 +96,7 @@ fn the_api_is_a_socket_for_its_owner_alone_that_commands_find_by_themselves() {
     assert_eq!(socket.symlink_metadata().unwrap().mode() & 0o777, 0o600);
     assert!(!world.path("firn-data/tokens").exists());
     // Another server cannot take its place, and one that is killed does not keep it.
-    let refused = world.refused("other", &here);
+    let refused = world.expect_refusal("other", &here);
     assert!(
         refused.contains("another server listens there"),
         "{refused}"
@@ -227,10 +227,10 @@ fn commands_over_tcp_use_the_token_of_this_directory_or_the_one_that_is_named() 
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let read = world.path("firn-data/tokens/read");
     assert_eq!(read.metadata().unwrap().mode() & 0o777, 0o600);
-    world.done(&server, &["volume", "resize", "demo", "16MiB"]);
+    world.expect_success(&server, &["volume", "resize", "demo", "16MiB"]);
     let named = ["--token-file", read.to_str().unwrap()];
-    world.done(&server, &[&named[..], &["volume", "list"]].concat());
-    let refused = world.fails(&server, &[&named[..], &["sync", "demo"]].concat());
+    world.expect_success(&server, &[&named[..], &["volume", "list"]].concat());
+    let refused = world.expect_failure(&server, &[&named[..], &["sync", "demo"]].concat());
     assert!(refused.contains("needs the role attach"), "{refused}");
     // In a directory without it there is none to show.
     let elsewhere = tempfile::tempdir().unwrap();
@@ -348,8 +348,8 @@ fn each_change_is_logged_with_who_asked_for_it_whatever_the_log_leaves_out() {
     let answer = send(&server, Method::GET, "/v1/volumes", &forged, None);
     let id = answer.headers()["x-request-id"].to_str().unwrap();
     assert_eq!(id.len(), 16, "{id}");
-    world.done(&server, &["sync", "demo"]);
-    world.done(&server, &["volume", "create", "made", "--size", "8MiB"]);
+    world.expect_success(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["volume", "create", "made", "--size", "8MiB"]);
     let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
     let lines: Vec<&str> = said
         .lines()
@@ -410,7 +410,7 @@ fn who_guesses_tokens_is_slowed_down_and_the_operator_is_not() {
     let refused = refused.expect("it may guess for ever");
     let wait = refused.headers()["retry-after"].to_str().unwrap();
     assert!(wait.parse::<u64>().unwrap() >= 1);
-    world.done(&server, &["volume", "list"]);
+    world.expect_success(&server, &["volume", "list"]);
     // Nor who has no cookie yet, nor a probe of health.
     let log_in = |token: &str| {
         let body = serde_json::json!({ "token": token });

@@ -19,7 +19,7 @@ fn bad_names_and_sizes_are_refused_and_create_nothing() {
     let long = "x".repeat(65);
     for name in ["", ".hidden", "a/b", "../../etc", "a b", "é", "-", &long] {
         let create = ["volume", "create", "--size", "1GiB", "--", name];
-        let output = world.ask(&server, &create);
+        let output = world.run(&server, &create);
         let said = message(&output);
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(
@@ -32,12 +32,12 @@ fn bad_names_and_sizes_are_refused_and_create_nothing() {
         ("5000B", "multiple of 4096"),
         ("65TiB", "64 TiB"),
     ] {
-        let output = world.ask(&server, &["volume", "create", "x", "--size", size]);
+        let output = world.run(&server, &["volume", "create", "x", "--size", size]);
         let said = message(&output);
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(says), "{size}: {said}");
     }
-    let list = world.done(&server, &["volume", "list", "--json"]);
+    let list = world.expect_success(&server, &["volume", "list", "--json"]);
     assert_eq!(
         list.split_whitespace().collect::<String>(),
         r#"{"volumes":[]}"#
@@ -49,9 +49,9 @@ fn bad_names_and_sizes_are_refused_and_create_nothing() {
 fn duplicate_and_missing_volumes_are_named() {
     let world = World::new();
     let server = world.serve("cache", &[]);
-    world.done(&server, &["volume", "create", "a", "--size", "8MiB"]);
+    world.expect_success(&server, &["volume", "create", "a", "--size", "8MiB"]);
     let id = world.show(&server, "a")["id"].clone();
-    let said = world.fails(&server, &["volume", "create", "a", "--size", "16MiB"]);
+    let said = world.expect_failure(&server, &["volume", "create", "a", "--size", "16MiB"]);
     assert!(said.contains("named a exists"), "{said}");
     let shown = world.show(&server, "a");
     assert_eq!(
@@ -64,7 +64,7 @@ fn duplicate_and_missing_volumes_are_named() {
         &["attach", "b"],
         &["sync", "b"],
     ] {
-        let said = world.fails(&server, command);
+        let said = world.expect_failure(&server, command);
         assert!(
             said.contains("no volume named b") && said.contains("volume list"),
             "{said}"
@@ -78,7 +78,7 @@ fn a_volume_with_clients_is_not_deleted() {
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let mut client = server.connect("demo");
     client.write(0, &[7; 4096]).unwrap();
-    let said = world.fails(&server, &["volume", "delete", "demo"]);
+    let said = world.expect_failure(&server, &["volume", "delete", "demo"]);
     assert!(
         said.contains("used by 1 connection") && said.contains("disconnect"),
         "{said}"
@@ -87,7 +87,7 @@ fn a_volume_with_clients_is_not_deleted() {
     drop(client);
     common::eventually("the deletion", || {
         world
-            .ask(&server, &["volume", "delete", "demo"])
+            .run(&server, &["volume", "delete", "demo"])
             .status
             .success()
     });
@@ -98,7 +98,7 @@ fn a_volume_with_clients_is_not_deleted() {
 fn a_second_server_on_one_cache_directory_is_refused_by_process_id() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
-    let said = world.refused("cache", &[]);
+    let said = world.expect_refusal("cache", &[]);
     assert!(
         said.contains(&format!("process id {}", server.pid())),
         "{said}"
@@ -113,7 +113,7 @@ fn a_volume_that_another_host_has_open_is_neither_opened_nor_deleted() {
     let one = world.serve("one", &["--volume", "demo=8MiB"]);
     let two = world.serve("two", &[]);
     for command in [&["attach", "demo"][..], &["volume", "delete", "demo"]] {
-        let said = world.fails(&two, command);
+        let said = world.expect_failure(&two, command);
         assert!(
             said.contains("demo is held by host") && said.contains("/one"),
             "{said}"
@@ -126,7 +126,7 @@ fn a_volume_that_another_host_has_open_is_neither_opened_nor_deleted() {
         "{shown}"
     );
     one.connect("demo").write(0, &[1; 512]).unwrap();
-    world.done(&one, &["sync", "demo"]);
+    world.expect_success(&one, &["sync", "demo"]);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_log_keeps_the_segments_that_it_was_made_with() {
     );
     server.connect("a").write(0, &vec![3; 1 << 20]).unwrap();
     server.kill();
-    let said = world.refused("cache", &with("32KiB"));
+    let said = world.expect_refusal("cache", &with("32KiB"));
     assert!(said.contains("64KiB") && said.contains("32KiB"), "{said}");
     let server = world.serve("cache", &[]);
     assert_eq!(
@@ -163,7 +163,7 @@ fn a_log_keeps_the_segments_that_it_was_made_with() {
 fn a_log_of_another_size_is_refused_and_kept() {
     let world = World::new();
     assert!(world.serve("cache", &[]).stop().success());
-    let said = world.refused("cache", &["--log-size", "128MiB"]);
+    let said = world.expect_refusal("cache", &["--log-size", "128MiB"]);
     assert!(said.contains("64MiB") && said.contains("128MiB"), "{said}");
     assert_eq!(
         fs::metadata(world.path("cache/log")).unwrap().len(),
@@ -176,13 +176,13 @@ fn directories_of_others_and_newer_formats_are_refused_and_left_alone() {
     let world = World::new();
     fs::create_dir(world.path("home")).unwrap();
     fs::write(world.path("home/thesis.tex"), "x").unwrap();
-    let said = world.refused("home", &[]);
+    let said = world.expect_refusal("home", &[]);
     assert!(
         said.contains("thesis.tex") && said.contains("not made by firn"),
         "{said}"
     );
     let home = world.path("home");
-    let said = world.refused("cache", &["--store", home.to_str().unwrap()]);
+    let said = world.expect_refusal("cache", &["--store", home.to_str().unwrap()]);
     assert!(
         said.contains("thesis.tex") && said.contains("not a firn store"),
         "{said}"
@@ -198,7 +198,7 @@ fn directories_of_others_and_newer_formats_are_refused_and_left_alone() {
     let newer = |file: &Path, line: &str| {
         let before = fs::read(file).unwrap();
         fs::write(file, line).unwrap();
-        let said = world.refused("cache", &[]);
+        let said = world.expect_refusal("cache", &[]);
         assert!(
             said.contains("format 9") && said.contains("newer firn"),
             "{said}"
@@ -251,7 +251,7 @@ fn a_corrupt_root_is_refused_by_name_and_the_others_are_served() {
     let server = world.serve("cache", &["--volume", "good=8MiB"]);
     assert_eq!(server.connect("good").read(0, 4096).unwrap(), [1; 4096]);
     for command in [&["attach", "bad"][..], &["volume", "show", "bad"]] {
-        let said = world.fails(&server, command);
+        let said = world.expect_failure(&server, command);
         assert!(said.contains("volumes/bad/root"), "{said}");
     }
     let root = fs::metadata(world.path("store/volumes/bad/root")).unwrap();
@@ -300,7 +300,7 @@ fn a_port_that_is_taken_is_named_and_nothing_was_made() {
     assert!(said.contains(&taken) && said.contains("--api"), "{said}");
     assert!(!world.path("cache").exists() && !world.path("store").exists());
 
-    let said = world.refused("cache", &["--nbd", &taken]);
+    let said = world.expect_refusal("cache", &["--nbd", &taken]);
     assert!(said.contains(&taken) && said.contains("--nbd"), "{said}");
 }
 
@@ -327,7 +327,7 @@ fn stores_that_cannot_be_used_are_refused_before_the_cache_is_touched() {
         ("file", "another kind of file"),
         ("file/below", "another kind of file"),
     ] {
-        let said = world.refused("cache", &["--store", store]);
+        let said = world.expect_refusal("cache", &["--store", store]);
         assert!(
             said.contains(says) && said.contains(store),
             "{store}: {said}"
@@ -339,7 +339,7 @@ fn stores_that_cannot_be_used_are_refused_before_the_cache_is_touched() {
 #[test]
 fn a_missing_ring_directory_is_named_with_the_flag() {
     let world = World::new();
-    let said = world.refused("cache", &["--ring-dir", "/nowhere/rings"]);
+    let said = world.expect_refusal("cache", &["--ring-dir", "/nowhere/rings"]);
     assert!(said.contains("/nowhere/rings"), "{said}");
 }
 

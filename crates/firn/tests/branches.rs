@@ -63,7 +63,7 @@ fn newest_of_prefix(server: &Server, volume: &str) -> u64 {
 }
 
 fn snapshots(world: &World, server: &Server) -> Vec<String> {
-    let listed = world.done(server, &["snapshot", "list", "demo", "--json"]);
+    let listed = world.expect_success(server, &["snapshot", "list", "demo", "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let snapshots = listed["snapshots"].as_array().unwrap().iter();
     let name = |snapshot: &Value| snapshot["name"].as_str().unwrap().to_owned();
@@ -87,8 +87,8 @@ fn a_volume_that_is_branched_under_load_is_one_moment_in_each_branch_also_after_
             eventually("writes", || acked.load(Ordering::SeqCst) > begun + 300);
             let before = acked.load(Ordering::SeqCst);
             let said = match command {
-                "fork" => world.done(&server, &["fork", "demo", name]),
-                _ => world.done(
+                "fork" => world.expect_success(&server, &["fork", "demo", name]),
+                _ => world.expect_success(
                     &server,
                     &["snapshot", "create", name, "--label", "why=test"],
                 ),
@@ -100,10 +100,10 @@ fn a_volume_that_is_branched_under_load_is_one_moment_in_each_branch_also_after_
         stop.store(true, Ordering::SeqCst);
     });
     assert_eq!(snapshots(&world, &server), ["demo@one", "demo@three"]);
-    world.done(&server, &["fork", "demo@one", "one"]);
-    world.done(&server, &["fork", "demo@three", "three"]);
+    world.expect_success(&server, &["fork", "demo@one", "one"]);
+    world.expect_success(&server, &["fork", "demo@three", "three"]);
     for fork in ["one", "two", "three"] {
-        world.done(&server, &["attach", fork, "--transport", "nbd"]);
+        world.expect_success(&server, &["attach", fork, "--transport", "nbd"]);
     }
     for (name, moment) in &moments {
         let newest = newest_of_prefix(&server, name.trim_start_matches("demo@"));
@@ -140,21 +140,21 @@ fn a_volume_is_deleted_after_its_snapshots_and_its_forks_live_on() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     server.connect("demo").write(0, &content(1)).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@one"]);
-    let said = world.fails(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
+    let said = world.expect_failure(&server, &["snapshot", "create", "demo@one"]);
     assert!(said.contains("a snapshot named demo@one exists"), "{said}");
-    world.done(&server, &["fork", "demo@one", "branch"]);
-    let said = world.fails(&server, &["volume", "delete", "demo", "--now", "--yes"]);
+    world.expect_success(&server, &["fork", "demo@one", "branch"]);
+    let said = world.expect_failure(&server, &["volume", "delete", "demo", "--now", "--yes"]);
     assert!(said.contains("firn snapshot delete demo@one"), "{said}");
-    let listed = world.done(&server, &["volume", "list"]);
+    let listed = world.expect_success(&server, &["volume", "list"]);
     assert!(!listed.contains("demo@one"), "{listed}");
-    world.done(&server, &["snapshot", "delete", "demo@one"]);
-    let said = world.fails(&server, &["snapshot", "delete", "demo@one"]);
+    world.expect_success(&server, &["snapshot", "delete", "demo@one"]);
+    let said = world.expect_failure(&server, &["snapshot", "delete", "demo@one"]);
     assert!(said.contains("no snapshot named demo@one"), "{said}");
-    let said = world.fails(&server, &["fork", "demo@one", "again"]);
+    let said = world.expect_failure(&server, &["fork", "demo@one", "again"]);
     assert!(said.contains("firn snapshot list demo"), "{said}");
-    world.done(&server, &["volume", "delete", "demo", "demo", "--now"]);
-    world.done(&server, &["attach", "branch", "--transport", "nbd"]);
+    world.expect_success(&server, &["volume", "delete", "demo", "demo", "--now"]);
+    world.expect_success(&server, &["attach", "branch", "--transport", "nbd"]);
     assert_eq!(server.connect("branch").read(0, BLOCK).unwrap(), content(1));
     let refused = world.firn(&["snapshot", "create", "demo"]);
     assert_eq!(
@@ -171,25 +171,25 @@ fn a_volume_is_set_back_to_its_snapshot_and_what_it_held_is_kept() {
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let mut client = server.connect("demo");
     client.write(0, &content(1)).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
     client.write(0, &content(2)).unwrap();
-    let said = world.fails(&server, &["snapshot", "restore", "demo@one"]);
+    let said = world.expect_failure(&server, &["snapshot", "restore", "demo@one"]);
     assert!(said.contains("used by 1 connections"), "{said}");
     drop(client);
-    let said = world.fails(&server, &["snapshot", "restore", "demo@two"]);
+    let said = world.expect_failure(&server, &["snapshot", "restore", "demo@two"]);
     assert!(said.contains("no snapshot named demo@two"), "{said}");
     let id = world.show(&server, "demo")["id"].clone();
     let mut kept = String::new();
     // Its connection may take a moment to go.
     eventually("the restore", || {
-        let done = world.ask(&server, &["snapshot", "restore", "demo@one"]);
+        let done = world.run(&server, &["snapshot", "restore", "demo@one"]);
         kept = String::from_utf8(done.stdout).unwrap().trim().to_owned();
         done.status.success()
     });
     assert_eq!(world.show(&server, "demo")["id"], id);
     assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), content(1));
-    world.done(&server, &["fork", &kept, "held"]);
-    world.done(&server, &["attach", "held", "--transport", "nbd"]);
+    world.expect_success(&server, &["fork", &kept, "held"]);
+    world.expect_success(&server, &["attach", "held", "--transport", "nbd"]);
     assert_eq!(server.connect("held").read(0, BLOCK).unwrap(), content(2));
 }
 
@@ -199,9 +199,9 @@ fn a_fork_of_a_volume_that_another_host_has_says_what_it_lacks() {
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let mut client = server.connect("demo");
     client.write(0, &content(1)).unwrap();
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     let other = world.serve("other", &[]);
-    let forked = world.ask(&other, &["fork", "demo", "branch"]);
+    let forked = world.run(&other, &["fork", "demo", "branch"]);
     let said = common::message(&forked);
     assert!(forked.status.success(), "{said}");
     assert_eq!(String::from_utf8(forked.stdout).unwrap().trim(), "branch");
@@ -209,16 +209,16 @@ fn a_fork_of_a_volume_that_another_host_has_says_what_it_lacks() {
         said.contains("demo is open on host") && said.contains("up to LSN 1"),
         "{said}"
     );
-    let forked = world.done(&other, &["fork", "demo", "again", "--json"]);
+    let forked = world.expect_success(&other, &["fork", "demo", "again", "--json"]);
     let forked: Value = serde_json::from_str(&forked).unwrap();
     assert_eq!(
         (&forked["name"], &forked["parent_lsn"]),
         (&Value::from("again"), &Value::from(1))
     );
     assert!(forked["parent_holder"].is_string(), "{forked}");
-    world.done(&other, &["attach", "branch", "--transport", "nbd"]);
+    world.expect_success(&other, &["attach", "branch", "--transport", "nbd"]);
     assert_eq!(other.connect("branch").read(0, BLOCK).unwrap(), content(1));
-    let here = world.ask(&server, &["fork", "demo", "here"]);
+    let here = world.run(&server, &["fork", "demo", "here"]);
     assert_eq!(common::message(&here), "", "its own host has all of it");
 }
 
@@ -228,8 +228,8 @@ fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let _client = server.connect("demo");
-    world.done(&server, &["snapshot", "create", "demo@one"]);
-    world.done(&server, &["volume", "create", "other", "--size", "8MiB"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["volume", "create", "other", "--size", "8MiB"]);
     for (arguments, said) in [
         (
             "snapshot create demo@one",
@@ -255,7 +255,7 @@ fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
         ("diff dmeo@one demo", "did you mean demo?"),
     ] {
         let arguments: Vec<&str> = arguments.split(' ').collect();
-        let found = world.fails(&server, &arguments);
+        let found = world.expect_failure(&server, &arguments);
         assert!(found.contains(said), "{arguments:?}: {found}");
     }
     for (arguments, named) in [
@@ -263,7 +263,7 @@ fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
         ("volume resize demo@one 16MiB", "demo@one"),
     ] {
         let arguments: Vec<&str> = arguments.split(' ').collect();
-        let refused = world.ask(&server, &arguments);
+        let refused = world.run(&server, &arguments);
         let found = common::message(&refused);
         assert_eq!(refused.status.code(), Some(2), "{found}");
         assert!(found.contains(named), "{found}");
@@ -273,7 +273,7 @@ fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
 
 /// Where a snapshot is attached, as its list says.
 fn attached_at(world: &World, server: &Server) -> Value {
-    let listed = world.done(server, &["snapshot", "list", "demo", "--json"]);
+    let listed = world.expect_success(server, &["snapshot", "list", "demo", "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     listed["snapshots"][0]["attached"].clone()
 }
@@ -285,14 +285,14 @@ fn a_snapshot_that_is_attached_is_read_as_it_was_by_any_host_and_is_back_after_a
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let mut client = server.connect("demo");
     client.write(0, &content(1)).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
     client.write(0, &content(2)).unwrap();
     let attach = ["attach", "demo@one", "--transport", "nbd"];
-    let uri = world.done(&server, &attach);
+    let uri = world.expect_success(&server, &attach);
     assert!(uri.contains("/demo@one"), "{uri}");
     assert_eq!(attached_at(&world, &server), uri.trim());
     let other = world.serve("other", &[]);
-    world.done(&other, &attach);
+    world.expect_success(&other, &attach);
     for server in [&server, &other] {
         let mut reader = server.connect("demo@one");
         assert_eq!(reader.size, 8 << 20);
@@ -301,35 +301,35 @@ fn a_snapshot_that_is_attached_is_read_as_it_was_by_any_host_and_is_back_after_a
         assert_eq!(reader.try_write(0, &content(3)).unwrap(), EPERM);
         reader.flush().unwrap();
     }
-    let listed = world.done(&server, &["volume", "list"]);
+    let listed = world.expect_success(&server, &["volume", "list"]);
     assert!(!listed.contains("demo@one"), "{listed}");
-    let said = world.fails(&server, &["snapshot", "delete", "demo@one"]);
+    let said = world.expect_failure(&server, &["snapshot", "delete", "demo@one"]);
     assert!(said.contains("firn detach demo@one"), "{said}");
-    let said = world.fails(&server, &["attach", "demo@one", "--take-over"]);
+    let said = world.expect_failure(&server, &["attach", "demo@one", "--take-over"]);
     assert!(said.contains("leave --take-over out"), "{said}");
-    let said = world.fails(&server, &["attach", "demo@two", "--transport", "nbd"]);
+    let said = world.expect_failure(&server, &["attach", "demo@two", "--transport", "nbd"]);
     assert!(said.contains("no snapshot named demo@two"), "{said}");
     server.kill();
     let server = world.serve("cache", &[]);
     let mut reader = server.connect("demo@one");
     assert_eq!(reader.read(0, BLOCK).unwrap(), content(1));
     assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), content(2));
-    let said = world.fails(&server, &["detach", "demo@one"]);
+    let said = world.expect_failure(&server, &["detach", "demo@one"]);
     assert!(said.contains("used by 1 connections"), "{said}");
-    world.done(&server, &["detach", "--force", "demo@one"]);
+    world.expect_success(&server, &["detach", "--force", "demo@one"]);
     assert_eq!(attached_at(&world, &server), Value::Null);
     // The other host has it attached: what is here was asked alone.
-    world.done(&server, &["snapshot", "delete", "demo@one"]);
+    world.expect_success(&server, &["snapshot", "delete", "demo@one"]);
     let found = other.connect("demo@one").read(0, BLOCK);
     assert!(found.is_err() || found == Ok(content(1)), "other bytes");
-    world.done(&other, &["detach", "--force", "demo@one"]);
-    let said = world.fails(&other, &attach);
+    world.expect_success(&other, &["detach", "--force", "demo@one"]);
+    let said = world.expect_failure(&other, &attach);
     assert!(said.contains("no snapshot named demo@one"), "{said}");
 }
 
 /// The ranges of `firn diff --json`.
 fn differences(world: &World, server: &Server, from: &str, to: &str) -> Value {
-    let said = world.done(server, &["diff", from, to, "--json"]);
+    let said = world.expect_success(server, &["diff", from, to, "--json"]);
     serde_json::from_str(&said).unwrap()
 }
 
@@ -340,10 +340,10 @@ fn a_diff_lists_what_was_written_between_two_states_and_on_another_host_what_the
     let mut client = server.connect("demo");
     client.write(0, &content(1)).unwrap();
     client.write(1 << 20, &content(1)).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
     client.write(4096, &content(2)).unwrap();
     client.trim(1 << 20, 4096).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@two"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@two"]);
     client.write(2 << 20, &content(3)).unwrap();
     let found = differences(&world, &server, "demo@one", "demo@two");
     let expected = json!([
@@ -356,7 +356,7 @@ fn a_diff_lists_what_was_written_between_two_states_and_on_another_host_what_the
         (&json!(4096), &json!(4096))
     );
     assert_eq!(found["from"]["name"], "demo@one");
-    let output = world.ask(&server, &["diff", "demo@one", "demo@two"]);
+    let output = world.run(&server, &["diff", "demo@one", "demo@two"]);
     let rows = String::from_utf8(output.stdout.clone()).unwrap();
     let rows: Vec<Vec<&str>> = rows
         .lines()
@@ -369,7 +369,7 @@ fn a_diff_lists_what_was_written_between_two_states_and_on_another_host_what_the
     // What was not uploaded is not the store's.
     let since = |server: &Server| differences(&world, server, "demo@two", "demo")["ranges"].clone();
     assert_eq!(since(&server), json!([]));
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     let expected = json!([{"offset": 2 << 20, "bytes": 4096, "kind": "data"}]);
     assert_eq!(since(&server), expected);
     let other = world.serve("other", &[]);

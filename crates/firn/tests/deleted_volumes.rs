@@ -10,26 +10,26 @@ use serde_json::Value;
 const BLOCK: usize = 4096;
 
 fn trash(world: &World, server: &Server) -> Vec<Value> {
-    let listed = world.done(server, &["trash", "list", "--json"]);
+    let listed = world.expect_success(server, &["trash", "list", "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     listed["volumes"].as_array().unwrap().clone()
 }
 
 fn first_block(world: &World, server: &Server, name: &str) -> Vec<u8> {
-    world.done(server, &["attach", name, "--transport", "nbd"]);
+    world.expect_success(server, &["attach", name, "--transport", "nbd"]);
     let found = server.connect(name).read(0, BLOCK).unwrap();
-    world.done(server, &["detach", "--force", name]);
+    world.expect_success(server, &["detach", "--force", name]);
     found
 }
 
 /// A volume that holds 2, and whose snapshot `demo@one` holds 1.
 fn with_snapshot(world: &World, server: &Server) {
     let create = ["volume", "create", "demo", "--size", "8MiB"];
-    world.done(server, &create);
-    world.done(server, &["attach", "demo", "--transport", "nbd"]);
+    world.expect_success(server, &create);
+    world.expect_success(server, &["attach", "demo", "--transport", "nbd"]);
     let mut client = server.connect("demo");
     client.write(0, &[1; BLOCK]).unwrap();
-    world.done(server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(server, &["snapshot", "create", "demo@one"]);
     client.write(0, &[2; BLOCK]).unwrap();
     drop(client);
     eventually("the client is gone", || {
@@ -44,15 +44,15 @@ fn a_deleted_volume_is_had_back_with_its_snapshots_under_its_name_or_another() {
     with_snapshot(&world, &server);
     let id = world.show(&server, "demo")["id"].clone();
     // It is open here: everything is stored first.
-    world.done(&server, &["volume", "delete", "demo"]);
-    let said = world.fails(&server, &["volume", "show", "demo"]);
+    world.expect_success(&server, &["volume", "delete", "demo"]);
+    let said = world.expect_failure(&server, &["volume", "show", "demo"]);
     assert!(said.contains("no volume named demo"), "{said}");
     let found = trash(&world, &server);
     assert_eq!(
         (&found[0]["id"], &found[0]["snapshots"]),
         (&id, &Value::from(1))
     );
-    let listed = world.done(&server, &["trash", "list"]);
+    let listed = world.expect_success(&server, &["trash", "list"]);
     assert!(
         listed.contains("demo") && ["23h", "24h"].iter().any(|left| listed.contains(left)),
         "{listed}"
@@ -60,25 +60,27 @@ fn a_deleted_volume_is_had_back_with_its_snapshots_under_its_name_or_another() {
     // Any host gives it back.
     let other = world.serve("other", &[]);
     assert_eq!(
-        world.done(&other, &["trash", "restore", "demo"]).trim(),
+        world
+            .expect_success(&other, &["trash", "restore", "demo"])
+            .trim(),
         "demo"
     );
     assert_eq!(world.show(&other, "demo")["id"], id);
     assert_eq!(first_block(&world, &other, "demo"), [2; BLOCK]);
     assert_eq!(first_block(&world, &other, "demo@one"), [1; BLOCK]);
     // And again, while another takes its name.
-    world.done(&other, &["volume", "delete", "demo"]);
+    world.expect_success(&other, &["volume", "delete", "demo"]);
     let create = ["volume", "create", "demo", "--size", "8MiB"];
-    world.done(&server, &create);
-    let said = world.fails(&server, &["trash", "restore", "demo"]);
+    world.expect_success(&server, &create);
+    let said = world.expect_failure(&server, &["trash", "restore", "demo"]);
     assert!(said.contains("--as NEW"), "{said}");
-    let said = world.fails(&server, &["snapshot", "create", "demo@one"]);
+    let said = world.expect_failure(&server, &["snapshot", "create", "demo@one"]);
     assert!(said.contains("firn trash empty"), "{said}");
-    world.done(&server, &["trash", "restore", "demo", "--as", "old"]);
+    world.expect_success(&server, &["trash", "restore", "demo", "--as", "old"]);
     assert_eq!(first_block(&world, &server, "old"), [2; BLOCK]);
     assert_eq!(first_block(&world, &server, "old@one"), [1; BLOCK]);
     assert_eq!(first_block(&world, &server, "demo"), [0; BLOCK]);
-    world.done(&server, &["snapshot", "restore", "old@one"]);
+    world.expect_success(&server, &["snapshot", "restore", "old@one"]);
     assert_eq!(first_block(&world, &server, "old"), [1; BLOCK]);
     assert_eq!(trash(&world, &server), [Value::Null; 0]);
 }
@@ -98,7 +100,7 @@ fn what_was_kept_long_enough_goes_and_its_bytes_are_freed() {
     let keep = ["--gc", "500ms", "--trash-keep", "2s"];
     let server = world.serve("cache", &keep);
     with_snapshot(&world, &server);
-    world.done(&server, &["attach", "demo", "--transport", "nbd"]);
+    world.expect_success(&server, &["attach", "demo", "--transport", "nbd"]);
     let mut noise = vec![0; 1 << 20];
     fastrand::Rng::with_seed(5).fill(&mut noise);
     let mut client = server.connect("demo");
@@ -106,15 +108,15 @@ fn what_was_kept_long_enough_goes_and_its_bytes_are_freed() {
         client.write(part << 20, &noise).unwrap();
     }
     drop(client);
-    world.done(&server, &["detach", "--force", "demo"]);
+    world.expect_success(&server, &["detach", "--force", "demo"]);
     let packs = world.path("store/packs");
     let full = bytes_below(&packs);
     assert!(full > 1 << 20, "{full}");
-    world.done(&server, &["volume", "delete", "demo"]);
+    world.expect_success(&server, &["volume", "delete", "demo"]);
     assert_eq!(trash(&world, &server).len(), 1);
     eventually("it leaves the trash", || trash(&world, &server).is_empty());
     eventually("its bytes are freed", || bytes_below(&packs) < full / 2);
-    let said = world.fails(&server, &["trash", "restore", "demo"]);
+    let said = world.expect_failure(&server, &["trash", "restore", "demo"]);
     assert!(said.contains("no volume demo is in the trash"), "{said}");
 }
 
@@ -123,33 +125,33 @@ fn a_deletion_for_good_is_said_twice() {
     let world = World::new();
     let server = world.serve("cache", &[]);
     let create = ["volume", "create", "demo", "--size", "8MiB"];
-    world.done(&server, &create);
+    world.expect_success(&server, &create);
     for arguments in [
         &["volume", "delete", "demo", "--now"][..],
         &["volume", "delete", "demo", "dmeo", "--now"],
         &["volume", "delete", "demo", "demo"],
         &["volume", "delete", "demo", "--yes"],
     ] {
-        let refused = world.ask(&server, arguments);
+        let refused = world.run(&server, arguments);
         assert_eq!(refused.status.code(), Some(2), "{}", message(&refused));
     }
     assert_eq!(world.show(&server, "demo")["state"], "closed");
-    world.done(&server, &["volume", "delete", "demo", "demo", "--now"]);
-    world.done(&server, &create);
-    world.done(&server, &["volume", "delete", "demo", "--now", "--yes"]);
+    world.expect_success(&server, &["volume", "delete", "demo", "demo", "--now"]);
+    world.expect_success(&server, &create);
+    world.expect_success(&server, &["volume", "delete", "demo", "--now", "--yes"]);
     assert_eq!(trash(&world, &server), [Value::Null; 0]);
     // What was moved there goes when it is told to, one by one or all.
     for _ in 0..2 {
-        world.done(&server, &create);
-        world.done(&server, &["volume", "delete", "demo"]);
+        world.expect_success(&server, &create);
+        world.expect_success(&server, &["volume", "delete", "demo"]);
     }
     assert_eq!(trash(&world, &server).len(), 2);
-    world.done(&server, &["trash", "empty", "demo"]);
+    world.expect_success(&server, &["trash", "empty", "demo"]);
     assert_eq!(trash(&world, &server).len(), 1);
-    world.done(&server, &["trash", "empty"]);
+    world.expect_success(&server, &["trash", "empty"]);
     assert_eq!(trash(&world, &server), [Value::Null; 0]);
     // Commands that make volumes for themselves leave none there.
-    world.done(&server, &create);
-    world.done(&server, &["export", "demo", "image"]);
+    world.expect_success(&server, &create);
+    world.expect_success(&server, &["export", "demo", "image"]);
     assert_eq!(trash(&world, &server), [Value::Null; 0]);
 }

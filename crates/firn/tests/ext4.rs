@@ -201,7 +201,7 @@ fn ext4_replays_its_journal_after_each_kill_9_and_keeps_what_was_synced() {
 fn serve(world: &World) -> (Server, String) {
     let server = world.serve("cache", &["--volume", "demo=96MiB", "--rpo", "500ms"]);
     let uri = world
-        .done(&server, &["attach", "demo", "--transport", "nbd"])
+        .expect_success(&server, &["attach", "demo", "--transport", "nbd"])
         .trim()
         .to_owned();
     (server, uri)

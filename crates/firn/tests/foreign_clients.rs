@@ -45,7 +45,7 @@ fn succeeds(world: &World, program: &str, args: &[&str]) -> Option<String> {
 fn serve(world: &World) -> (Server, String) {
     let server = world.serve("cache", &["--volume", "demo=96MiB", "--rpo", "500ms"]);
     let uri = world
-        .done(&server, &["attach", "demo", "--transport", "nbd"])
+        .expect_success(&server, &["attach", "demo", "--transport", "nbd"])
         .trim()
         .to_owned();
     (server, uri)
@@ -250,14 +250,14 @@ fn maps_tell_holes_and_what_the_store_has_not_yet() {
         (5 * MIB, 91 * MIB, 3),
     ];
     assert_eq!(allocation, want);
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     let dirty = map(&world, &uri, "firn:dirty").unwrap();
     assert_eq!(dirty, [(0, 96 * MIB, 0)], "all of it is in the store");
     // A host that has nothing of it learns the same from the store.
     assert!(server.stop().success());
     fs::remove_dir_all(world.path("cache")).unwrap();
     let server = world.serve("cache", &["--volume", "demo=96MiB"]);
-    let uri = world.done(&server, &["attach", "demo", "--transport", "nbd"]);
+    let uri = world.expect_success(&server, &["attach", "demo", "--transport", "nbd"]);
     let uri = uri.trim();
     assert_eq!(map(&world, uri, "base:allocation").unwrap(), want);
     let Some(text) = succeeds(&world, "qemu-img", &["map", "--output=json", uri]) else {
@@ -337,7 +337,7 @@ fn clients_use_over_tls_what_the_access_list_gives_them_and_nothing_else() {
     let flags = ["--nbd-tls", &dir, "--nbd-access", &access];
     let volumes = ["--volume", "demo=96MiB", "--volume", "other=8MiB"];
     let server = world.serve("cache", &[&flags[..], &volumes].concat());
-    let attached = world.done(&server, &["attach", "demo", "--transport", "nbd"]);
+    let attached = world.expect_success(&server, &["attach", "demo", "--transport", "nbd"]);
     assert!(attached.starts_with("nbds+unix:///demo?"), "{attached}");
     let as_client = |who: &str, volume: &str| {
         let dir = certificates(&world, who, who, "client");

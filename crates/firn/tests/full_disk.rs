@@ -143,7 +143,7 @@ fn a_read_cache_takes_no_more_space_than_there_is_and_what_it_cannot_hold_is_rea
     }
     client.flush().unwrap();
     drop(client);
-    small.world.done(&server, &["sync", "a"]);
+    small.world.expect_success(&server, &["sync", "a"]);
     let mut client = server.connect("a");
     for round in 0..2 {
         for mib in 0..160 {
@@ -180,7 +180,7 @@ fn a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it
             }
             let one = server.take().unwrap();
             let done = |args: &[&str]| {
-                let output = world.ask(&one, args);
+                let output = world.run(&one, args);
                 let said = message(&output);
                 assert!(
                     output.status.success(),
@@ -229,6 +229,6 @@ fn a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it
         client.write(0, &[3; 4096]).unwrap();
         client.flush().unwrap();
         drop(client);
-        world.done(&server, &["sync", "b"]);
+        world.expect_success(&server, &["sync", "b"]);
     }
 }

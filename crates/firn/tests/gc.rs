@@ -58,7 +58,7 @@ fn root_of(world: &World, name: &str) -> PathBuf {
 }
 
 fn gc(world: &World, server: &Server, args: &[&str]) -> Value {
-    let said = world.done(server, &[&["gc", "--json"], args].concat());
+    let said = world.expect_success(server, &[&["gc", "--json"], args].concat());
     serde_json::from_str(&said).unwrap()
 }
 
@@ -71,7 +71,7 @@ fn a_stores_bytes_come_down_after_overwriting_and_another_host_verifies_all_cont
     );
     let mut client = server.connect("demo");
     client.write(32 * MIB as u64, &noise(1000)).unwrap();
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     let store = world.path("store");
     let first = bytes_below(&store);
     let dry = gc(&world, &server, &["--dry-run"]);
@@ -79,7 +79,7 @@ fn a_stores_bytes_come_down_after_overwriting_and_another_host_verifies_all_cont
     assert_eq!(bytes_below(&store), first, "a dry run changes nothing");
     for round in 0..ROUNDS {
         client.write(0, &noise(round)).unwrap();
-        world.done(&server, &["sync", "demo"]);
+        world.expect_success(&server, &["sync", "demo"]);
     }
     let before = bytes_below(&store);
     assert!(before > ROUNDS * PART as u64, "{before}");
@@ -114,23 +114,23 @@ fn a_removed_root_is_missed_and_its_data_stays_until_somebody_says_that_it_is_go
     let mut client = server.connect("demo");
     for round in 0..4 {
         client.write(round * PART as u64, &noise(round)).unwrap();
-        world.done(&server, &["sync", "demo"]);
+        world.expect_success(&server, &["sync", "demo"]);
     }
     drop(client);
-    world.done(&server, &["detach", "demo"]);
+    world.expect_success(&server, &["detach", "demo"]);
     server.stop();
     // Its log names it no more, after a session of its own and a pass.
     let server = world.serve("one", &["--volume", "other=64MiB", "--gc", "off"]);
     let mut client = server.connect("other");
     for round in 0..2 {
         client.write(0, &noise(round)).unwrap();
-        world.done(&server, &["sync", "other"]);
+        world.expect_success(&server, &["sync", "other"]);
         gc(&world, &server, &[]);
     }
     let root = root_of(&world, "demo");
     let kept = std::fs::read(&root).unwrap();
     std::fs::remove_file(&root).unwrap();
-    let failed = (0..3).map(|_| world.ask(&server, &["gc"]));
+    let failed = (0..3).map(|_| world.run(&server, &["gc"]));
     let failed = failed.into_iter().find(|said| !said.status.success());
     let said = String::from_utf8(failed.expect("it misses the root").stderr).unwrap();
     let at = said.find("firn volume forget ").expect("a remedy") + "firn volume forget ".len();
@@ -139,15 +139,15 @@ fn a_removed_root_is_missed_and_its_data_stays_until_somebody_says_that_it_is_go
     assert!(health.contains("is missing"), "{health}");
     // Put back, all of it is there.
     std::fs::write(&root, &kept).unwrap();
-    world.fails(&server, &["volume", "forget", &id, "--gone"]);
-    world.done(&server, &["gc"]);
+    world.expect_failure(&server, &["volume", "forget", &id, "--gone"]);
+    world.expect_success(&server, &["gc"]);
     std::fs::remove_file(&root).unwrap();
     let before = bytes_below(&world.path("store"));
-    let asked = world.ask(&server, &["volume", "forget", &id]);
+    let asked = world.run(&server, &["volume", "forget", &id]);
     assert_eq!(asked.status.code(), Some(2), "it wants --gone");
-    world.done(&server, &["volume", "forget", &id, "--gone"]);
+    world.expect_success(&server, &["volume", "forget", &id, "--gone"]);
     for _ in 0..3 {
-        world.done(&server, &["gc"]);
+        world.expect_success(&server, &["gc"]);
     }
     let after = bytes_below(&world.path("store"));
     assert!(after + 3 * PART as u64 <= before, "{after} of {before}");
@@ -185,14 +185,14 @@ fn a_server_left_alone_frees_what_a_deleted_volume_held() {
     }
     kept.write(0, &noise(100)).unwrap();
     for name in ["demo", "kept"] {
-        world.done(&server, &["sync", name]);
+        world.expect_success(&server, &["sync", name]);
     }
     drop(demo);
     let store = world.path("store");
     let full = bytes_below(&store);
     assert!(full > 32 * PART as u64, "{full}");
-    world.done(&server, &["detach", "demo"]);
-    world.done(&server, &["volume", "delete", "demo", "--now", "--yes"]);
+    world.expect_success(&server, &["detach", "demo"]);
+    world.expect_success(&server, &["volume", "delete", "demo", "--now", "--yes"]);
     eventually("the bytes are freed", || {
         bytes_below(&store) < 16 * PART as u64
     });

@@ -100,7 +100,9 @@ fn in_flight(disk: &Path) -> u64 {
 /// Ends a test: the volume goes, so that the next data mode begins with none.
 fn done(guest: &Guest, server: Server) {
     guest.detach(&server, "demo");
-    guest.world.done(&server, &["volume", "delete", "demo"]);
+    guest
+        .world
+        .expect_success(&server, &["volume", "delete", "demo"]);
     assert!(server.stop().success());
 }
 
@@ -110,7 +112,9 @@ fn a_disk_that_is_taken_away_under_load_fails_its_requests_and_is_gone() {
     let Some(guest) = Guest::new() else { return };
     for mode in guest.modes() {
         let (server, disk, mut load) = loaded(&guest, mode);
-        guest.world.done(&server, &["detach", "demo", "--force"]);
+        guest
+            .world
+            .expect_success(&server, &["detach", "demo", "--force"]);
         eventually("the end of the load", || load.is_over());
         let output = load.0.take().unwrap().wait_with_output().unwrap();
         assert!(!output.status.success(), "its disk was taken away");
@@ -135,7 +139,9 @@ fn a_disk_whose_server_was_killed_under_load_can_be_taken_away_by_the_next() {
                 assert!(!load.is_over());
             }
             let server = guest.serve(&[]);
-            guest.world.done(&server, &["detach", "demo", "--force"]);
+            guest
+                .world
+                .expect_success(&server, &["detach", "demo", "--force"]);
             eventually("the end of the load", || load.is_over());
             assert!(!disk.exists(), "{mode} {at_once}");
             guest.attach_in(&server, "demo", mode);

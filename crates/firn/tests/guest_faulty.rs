@@ -153,7 +153,7 @@ fn a_failed_flush_of_the_log_disk_poisons_it_for_good_and_reads_go_on() {
     check(&disk, "without rings");
     assert_eq!(world.show(&server, "demo")["state"], "poisoned");
     drop(disk);
-    world.done(&server, &["detach", "demo", "--force"]);
+    world.expect_success(&server, &["detach", "demo", "--force"]);
     assert!(!path.exists());
     server.kill();
 }
@@ -187,7 +187,7 @@ fn a_log_that_cannot_be_read_fails_those_reads_and_nothing_else() {
         other.flush().unwrap();
         assert_eq!(other.read(16 * MIB, BLOCK).unwrap(), vec![0; BLOCK]);
         // What cannot be read cannot be brought to the store; that is told, and tried again.
-        let syncing = guest.world.ask(&server, &["volume", "show", "demo"]);
+        let syncing = guest.world.run(&server, &["volume", "show", "demo"]);
         assert!(syncing.status.success(), "{}", message(&syncing));
         faulty.heal();
         assert!(disk.read(0, BLOCK).unwrap() == stamped(0, 5));
@@ -196,7 +196,7 @@ fn a_log_that_cannot_be_read_fails_those_reads_and_nothing_else() {
             assert!(found == stamped(at, 4), "{mode}: block {at}");
         }
         assert!(other.read(8 * MIB, BLOCK).unwrap() == stamped(0, 6));
-        guest.world.done(&server, &["sync", "demo"]);
+        guest.world.expect_success(&server, &["sync", "demo"]);
         drop((disk, other));
         guest.detach(&server, "demo");
         guest.detach(&server, "other");
@@ -393,7 +393,7 @@ fn a_log_disk_that_dropped_writes_for_a_while_is_found_out_and_the_store_has_the
     let mut client = server.connect("demo");
     let log = faulty.of_file(&guest, "log", 0, 64 * MIB);
     write_round(&mut client, 0..64, 1);
-    guest.world.done(&server, &["sync", "demo"]);
+    guest.world.expect_success(&server, &["sync", "demo"]);
     faulty.spoil(&log, Fault::Flakey("drop_writes"));
     write_round(&mut client, 0..32, 2);
     faulty.heal();
@@ -404,7 +404,7 @@ fn a_log_disk_that_dropped_writes_for_a_while_is_found_out_and_the_store_has_the
     let rings = ["--ring-dir", text(rings.path())];
     // Twice: refusing it changes nothing.
     for _ in 0..2 {
-        let said = guest.world.refused("cache", &rings);
+        let said = guest.world.expect_refusal("cache", &rings);
         assert!(
             said.contains("commits that were flushed are gone"),
             "{said}"
@@ -448,7 +448,7 @@ fn a_full_cache_file_system_stops_neither_writes_nor_the_server() {
         assert!(disk.read(mib * MIB, MIB as usize).unwrap() == vec![2; MIB as usize]);
     }
     // What needs a new block may be refused, by a name for it, and leaves nothing half done.
-    let attach = world.ask(&server, &["attach", "b", "--transport", "ublk"]);
+    let attach = world.run(&server, &["attach", "b", "--transport", "ublk"]);
     if !attach.status.success() {
         let why = message(&attach);
         assert!(why.contains("No space") || why.contains("space"), "{why}");

@@ -80,7 +80,9 @@ fn a_tree_of_files_is_the_same_after_remount_restart_and_loss_of_the_cache() {
                 _ => run_tool("xfs_repair", &["-n", text(&disk)]),
             };
             guest.detach(&server, "demo");
-            guest.world.done(&server, &["volume", "delete", "demo"]);
+            guest
+                .world
+                .expect_success(&server, &["volume", "delete", "demo"]);
             assert!(server.stop().success());
         }
     }
@@ -190,7 +192,9 @@ fn twenty_kills_below_a_mounted_file_system_are_pauses_and_never_errors() {
         );
         assert_eq!(complaints(&mark), Vec::<String>::new(), "{mode}");
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }

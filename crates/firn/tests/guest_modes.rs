@@ -128,7 +128,7 @@ fn kinds_and_shapes(mode: &str) {
     Direct::durable(&path).write(8 * MIB, &[7; 8192]).unwrap();
     image.bytes[8 * MIB as usize..][..8192].fill(7);
     // Newer blocks over older ones over holes, in one read, also when the older are cold.
-    guest.world.done(&server, &["sync", "demo"]);
+    guest.world.expect_success(&server, &["sync", "demo"]);
     image.write(3 * MIB + 65_536, 4096, 99);
     image.check(3 * MIB, MIB as usize);
     image.check(7 * MIB + 512_000, MIB as usize);
@@ -204,7 +204,7 @@ fn fio(mode: &str) {
     server.kill();
     let server = guest.serve(&[]);
     again(&server, &disk, "after kill -9");
-    guest.world.done(&server, &["sync", "demo"]);
+    guest.world.expect_success(&server, &["sync", "demo"]);
     guest.detach(&server, "demo");
     assert!(server.stop().success());
     fs::remove_dir_all(guest.world.path("cache")).unwrap();

@@ -95,7 +95,9 @@ fn finish(guest: &Guest, server: Server, mode: &str) {
     guest.served_in(&server, "calm", mode);
     for volume in ["noisy", "calm"] {
         guest.detach(&server, volume);
-        guest.world.done(&server, &["volume", "delete", volume]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", volume]);
     }
     assert!(server.stop().success());
 }
@@ -212,7 +214,7 @@ fn store_a_volume(
         let blocks = first..(first + 64).min(CALM_BLOCKS);
         oracle.write_by(blocks, |at, bytes| client.write(at, bytes).unwrap());
     }
-    guest.world.done(server, &["sync", volume]);
+    guest.world.expect_success(server, &["sync", volume]);
     let mut new = packs(guest);
     new.retain(|pack| !before.contains(pack));
     assert!(!new.is_empty());

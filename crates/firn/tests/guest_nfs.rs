@@ -118,7 +118,9 @@ fn a_store_on_nfs_is_refused_with_the_reason_and_the_remedy() {
     };
     let mounted = nfs.mount(&guest, "vers=4.2");
     let store = mounted.0.join("store");
-    let said = guest.world.refused("cache", &["--store", text(&store)]);
+    let said = guest
+        .world
+        .expect_refusal("cache", &["--store", text(&store)]);
     for word in ["nfs4", "lock", "--single-writer"] {
         assert!(said.contains(word), "{word}: {said}");
     }
@@ -128,7 +130,9 @@ fn a_store_on_nfs_is_refused_with_the_reason_and_the_remedy() {
     let options = fs::read_to_string("/proc/self/mountinfo").unwrap();
     if options.contains("local_lock=all") {
         let store = mounted.0.join("store");
-        let said = guest.world.refused("cache", &["--store", text(&store)]);
+        let said = guest
+            .world
+            .expect_refusal("cache", &["--store", text(&store)]);
         assert!(said.contains("kept on this host"), "{said}");
     }
 }
@@ -172,16 +176,16 @@ fn with_one_writer_a_store_on_nfs_keeps_what_was_synced_across_a_restart_of_its_
     let server = guest.serve(&[&args[..], &["--volume", "demo=64MiB"]].concat());
     guest
         .world
-        .done(&server, &["attach", "demo", "--transport", "nbd"]);
+        .expect_success(&server, &["attach", "demo", "--transport", "nbd"]);
     write_all(&server, 1);
-    guest.world.done(&server, &["sync", "demo"]);
+    guest.world.expect_success(&server, &["sync", "demo"]);
     nfs.stop();
     write_all(&server, 2);
     check_all(&server, 2);
     std::thread::scope(|scope| {
         let (sender, synced) = mpsc::channel();
         let (world, server) = (&guest.world, &server);
-        scope.spawn(move || sender.send(world.done(server, &["sync", "demo"])));
+        scope.spawn(move || sender.send(world.expect_success(server, &["sync", "demo"])));
         let early = synced.recv_timeout(Duration::from_secs(2));
         assert!(early.is_err(), "stored while the store was away: {early:?}");
         nfs.run();
@@ -192,7 +196,7 @@ fn with_one_writer_a_store_on_nfs_keeps_what_was_synced_across_a_restart_of_its_
     let server = guest.world.serve("other", &args);
     guest
         .world
-        .done(&server, &["attach", "demo", "--transport", "nbd"]);
+        .expect_success(&server, &["attach", "demo", "--transport", "nbd"]);
     check_all(&server, 2);
     assert!(server.stop().success());
 }

@@ -385,7 +385,9 @@ fn a_file_system_on_a_disk_is_whole_after_a_power_cut_and_has_what_was_synced() 
         record.replay(&image.unwrap(), record.len(), || true);
         run_tool("cmp", &[text(&file("cut")), text(&disk)]);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }

@@ -57,7 +57,7 @@ fn what_attach_prints_is_the_disk_though_a_file_had_its_name() {
         }
     }
     let attach = ["attach", "demo", "--transport", "ublk"];
-    let path = PathBuf::from(guest.world.done(&server, &attach).trim());
+    let path = PathBuf::from(guest.world.expect_success(&server, &attach).trim());
     fs::write(&path, [7; BLOCK]).unwrap();
     run_tool("sync", &[text(&path)]);
     let stored = server.connect("demo").read(0, BLOCK).unwrap();
@@ -160,7 +160,9 @@ fn what_a_fua_write_acknowledged_survives_the_loss_of_the_rings() {
         }
         drop(mapped);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -192,7 +194,9 @@ fn what_a_flush_acknowledged_survives_the_loss_of_the_rings() {
         }
         drop(disk);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -237,7 +241,9 @@ fn what_was_zeroed_is_zeroes_at_once_after_kill_9_and_from_the_store_alone() {
         assert!(disk.read(0, MIB).unwrap() == wanted, "{mode}: the store");
         drop(disk);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -288,7 +294,9 @@ fn a_server_that_ends_under_full_load_leaves_nothing_behind_and_the_next_goes_on
         guest.served_in(&ended, "demo", mode);
         drop(disk);
         guest.detach(&ended, "demo");
-        guest.world.done(&ended, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&ended, &["volume", "delete", "demo"]);
         assert!(ended.stop().success());
     }
 }
@@ -361,7 +369,7 @@ fn every_thread_may_run_wherever_its_server_may_and_there_is_a_reactor_for_each_
         let oracle = DiskOracle::new(256);
         oracle.write(&disk, 0..256);
         disk.flush().unwrap();
-        guest.world.done(&server, &["sync", "demo"]);
+        guest.world.expect_success(&server, &["sync", "demo"]);
         let threads = affinities(server.pid());
         for (name, found) in &threads {
             assert_eq!(found, &allowed, "{name} of {threads:?}");

@@ -115,7 +115,9 @@ fn in_each_mode(what: &'static str, wanted: Crowd) {
         assert!(cold > 0.0, "{mode}: nothing was ever read cold");
         guest.served_in(&server, "demo", mode);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -207,7 +209,9 @@ fn a_write_that_races_with_a_cold_read_of_its_block_always_wins() {
         assert!(bytes > 0.0, "{mode}: nothing was read cold");
         drop(disk);
         guest.detach(&server, "cold");
-        guest.world.done(&server, &["volume", "delete", "cold"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "cold"]);
         assert!(server.stop().success());
     }
 }
@@ -240,7 +244,9 @@ fn cold_blocks_that_are_read_at_once_do_not_get_each_others_bytes() {
         guest.served_in(&server, "cold", mode);
         drop(open);
         guest.detach(&server, "cold");
-        guest.world.done(&server, &["volume", "delete", "cold"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "cold"]);
         assert!(server.stop().success());
     }
 }
@@ -279,7 +285,7 @@ fn flushes_seals_and_writers_of_eight_threads_never_wait_for_each_other() {
             let (guest, server) = (&guest, &server);
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    guest.world.done(server, &["sync", "demo"]);
+                    guest.world.expect_success(server, &["sync", "demo"]);
                 }
             });
             let ended: Vec<_> = clients.into_iter().map(|client| client.join()).collect();
@@ -290,7 +296,9 @@ fn flushes_seals_and_writers_of_eight_threads_never_wait_for_each_other() {
         guest.served_in(&server, "demo", mode);
         drop(open);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -329,7 +337,7 @@ fn requests_of_more_extents_than_fit_at_once_and_of_every_mixture_read_back_righ
             oracle.read(&disk, base..base + 256);
             oracle.read(&disk, base + 200..base + 456);
             // The same from the store, where holes are holes, too; mixed with what is newer.
-            guest.world.done(&server, &["sync", "demo"]);
+            guest.world.expect_success(&server, &["sync", "demo"]);
             oracle.write(&disk, base + 60..base + 61);
             oracle.read(&disk, base..base + 256);
         }
@@ -347,7 +355,9 @@ fn requests_of_more_extents_than_fit_at_once_and_of_every_mixture_read_back_righ
         oracle.read_all(&disk);
         drop(disk);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }

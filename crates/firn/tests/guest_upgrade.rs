@@ -32,7 +32,9 @@ fn upgrade_below(guest: &Guest, server: &Server, disk: &Path, done: &AtomicU64) 
         eventually("the clients go on", || {
             done.load(Ordering::SeqCst) > before + 8
         });
-        let said = guest.world.done(server, &["upgrade", "--timeout", "120s"]);
+        let said = guest
+            .world
+            .expect_success(server, &["upgrade", "--timeout", "120s"]);
         assert!(said.contains("upgraded"), "{said}");
         assert_eq!(fs::metadata(disk).unwrap().rdev(), device, "the same disk");
         assert_eq!(server.pid(), pid);
@@ -85,7 +87,9 @@ fn requests_of_a_disk_wait_for_an_upgrade_and_none_fails_or_is_lost() {
         oracle.read_all(&Direct::open(&disk));
         guest.detach(&server, "demo");
         assert_eq!(guest.devices(), Vec::<String>::new());
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -115,7 +119,9 @@ fn a_mounted_file_system_goes_on_through_upgrades_and_is_found_clean() {
         }
         drop(mounted);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }

@@ -42,20 +42,23 @@ fn a_disk_is_what_was_asked_for_and_says_what_was_granted() {
     assert_eq!(bytes.trim(), (64 << 20).to_string());
     // Again: the same disk. Otherwise: refused, and it stays.
     assert_eq!(guest.attach(&server, "demo", &args), path);
-    assert_eq!(world.done(&server, &["attach", "demo"]).trim(), text(&path));
-    let said = world.fails(&server, &["attach", "demo", "--depth", "32"]);
+    assert_eq!(
+        world.expect_success(&server, &["attach", "demo"]).trim(),
+        text(&path)
+    );
+    let said = world.expect_failure(&server, &["attach", "demo", "--depth", "32"]);
     assert!(
         said.contains("another --depth") && said.contains("detach"),
         "{said}"
     );
-    let said = world.fails(&server, &["volume", "delete", "demo"]);
+    let said = world.expect_failure(&server, &["volume", "delete", "demo"]);
     assert!(said.contains("firn detach demo"), "{said}");
-    let listed = world.done(&server, &["volume", "list"]);
+    let listed = world.expect_success(&server, &["volume", "list"]);
     assert!(listed.contains(text(&path)), "{listed}");
     if !guest.has("auto-buffer") {
-        world.done(&server, &["volume", "create", "other", "--size", "8MiB"]);
+        world.expect_success(&server, &["volume", "create", "other", "--size", "8MiB"]);
         let zero_copy = ["attach", "other", "--data-mode", "zero-copy"];
-        let said = world.fails(&server, &zero_copy);
+        let said = world.expect_failure(&server, &zero_copy);
         assert!(
             said.contains("zero-copy") && said.contains("6.16"),
             "{said}"
@@ -224,7 +227,9 @@ fn a_mounted_file_system_sees_a_pause_and_no_error_when_its_server_is_killed_or_
         }
         drop(mounted);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -261,7 +266,9 @@ fn completed_writes_to_a_disk_survive_kill_9_unflushed() {
         }
         drop(disk);
         guest.detach(&server, "demo");
-        guest.world.done(&server, &["volume", "delete", "demo"]);
+        guest
+            .world
+            .expect_success(&server, &["volume", "delete", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -273,7 +280,7 @@ fn what_is_mounted_is_not_detached_unless_by_force() {
     let disk = guest.attach(&server, "demo", &[]);
     run_tool("mkfs.ext4", &["-q", "-F", text(&disk)]);
     let mounted = Mounted::new(&guest.world, &disk, "ext4");
-    let said = guest.world.fails(&server, &["detach", "demo"]);
+    let said = guest.world.expect_failure(&server, &["detach", "demo"]);
     assert!(
         said.contains("mounted or open") && said.contains("--force"),
         "{said}"
@@ -286,7 +293,9 @@ fn what_is_mounted_is_not_detached_unless_by_force() {
 
     let disk = guest.attach(&server, "demo", &[]);
     let open = File::open(&disk).unwrap();
-    guest.world.done(&server, &["detach", "demo", "--force"]);
+    guest
+        .world
+        .expect_success(&server, &["detach", "demo", "--force"]);
     let mut byte = [0; 512];
     assert!(open.read_exact_at(&mut byte, 32 << 20).is_err());
     drop(open);
@@ -395,7 +404,7 @@ fn partitions_of_the_image_are_found_unless_they_are_not_to_be() {
         eventually("the partition", || part.exists());
         guest.detach(&server, "demo");
     } else {
-        let said = guest.world.fails(&server, &none);
+        let said = guest.world.expect_failure(&server, &none);
         assert!(
             said.contains("no-part-scan") && said.contains("7.0"),
             "{said}"
@@ -416,18 +425,18 @@ fn a_live_disk_grows_below_a_mounted_file_system() {
     };
     let resize = ["volume", "resize", "demo", "128MiB"];
     if !guest.has("update-size") {
-        let said = guest.world.fails(&server, &resize);
+        let said = guest.world.expect_failure(&server, &resize);
         assert!(said.contains("6.16") && said.contains("detach"), "{said}");
         assert_eq!(size(), (64 << 20).to_string());
         guest.detach(&server, "demo");
-        guest.world.done(&server, &resize);
+        guest.world.expect_success(&server, &resize);
         assert_eq!(guest.attach(&server, "demo", &[]), disk);
         assert_eq!(size(), (128 << 20).to_string());
     } else {
         run_tool("mkfs.ext4", &["-q", "-F", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
         fs::write(mounted.0.join("before"), content(3)).unwrap();
-        guest.world.done(&server, &resize);
+        guest.world.expect_success(&server, &resize);
         assert_eq!(size(), (128 << 20).to_string());
         run_tool("resize2fs", &[text(&disk)]);
         fs::write(mounted.0.join("after"), vec![5; 40 << 20]).unwrap();
@@ -470,7 +479,7 @@ fn what_waits_for_the_store_fails_at_its_time_out_or_with_a_forced_detach_and_el
     let server = guest.serve(&["--volume", "demo=16MiB"]);
     server.connect("demo").write(COLD, &[6; 4096]).unwrap();
     eventually("the detach", || {
-        world.ask(&server, &["detach", "demo"]).status.success()
+        world.run(&server, &["detach", "demo"]).status.success()
     });
     assert!(server.stop().success());
     // Another cache: every block is in the store alone.
@@ -496,7 +505,7 @@ fn what_waits_for_the_store_fails_at_its_time_out_or_with_a_forced_detach_and_el
             counts.split_whitespace().any(|count| count != "0")
         });
         // The volume cannot be brought to the store now, so this asks for the disk's end alone.
-        let forced = scope.spawn(|| world.ask(&server, &["detach", "demo", "--force"]));
+        let forced = scope.spawn(|| world.run(&server, &["detach", "demo", "--force"]));
         let (read, _) = reading.join().unwrap();
         assert!(!read, "the read was parked, and its disk was taken away");
         eventually("the disk's end", || !disk.exists());

@@ -136,7 +136,7 @@ fn rings_that_cannot_be_put_back_are_said_and_a_restart_in_good_order_loses_noth
         let (status, text) = get(&server, "/readyz");
         status == 200 && text.contains("degraded: index rings: ")
     });
-    let shown = world.done(&server, &["volume", "show", "demo"]);
+    let shown = world.expect_success(&server, &["volume", "show", "demo"]);
     assert!(
         shown.contains("health        degraded: index rings"),
         "{shown}"
@@ -161,7 +161,7 @@ fn a_server_that_still_has_the_directory_is_the_reason_and_not_its_address() {
     drop(free);
     let fixed = ["--api", &address];
     let first = world.serve("cache", &fixed);
-    let refused = world.refused("cache", &fixed);
+    let refused = world.expect_refusal("cache", &fixed);
     let reason = format!("in use by the server with process id {}", first.pid());
     assert!(refused.contains(&reason), "{refused}");
     assert!(!refused.contains("cannot listen"), "{refused}");
@@ -200,7 +200,7 @@ fn half_a_request_is_given_up_after_a_while_and_the_api_goes_on() {
 fn nothing_that_draws_is_written_where_nobody_looks() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
-    let output = world.ask(&server, &["sync", "demo"]);
+    let output = world.run(&server, &["sync", "demo"]);
     let text = [output.stdout, output.stderr].concat();
     let lines = [String::from_utf8(text).unwrap(), server_log(&world)].concat();
     assert!(
@@ -216,7 +216,7 @@ fn a_list_is_answered_soon_while_the_store_is_away_and_says_what_it_lacks() {
     fs::rename(world.path("store"), world.path("away")).unwrap();
     let began = Instant::now();
     let list = ["volume", "list"];
-    let output = world.ask(&server, &list);
+    let output = world.run(&server, &list);
     let (listed, told) = (
         String::from_utf8(output.stdout.clone()).unwrap(),
         message(&output),
@@ -233,7 +233,7 @@ fn a_list_is_answered_soon_while_the_store_is_away_and_says_what_it_lacks() {
     );
     fs::rename(world.path("away"), world.path("store")).unwrap();
     eventually("the whole list", || {
-        message(&world.ask(&server, &list)).is_empty()
+        message(&world.run(&server, &list)).is_empty()
     });
 }
 
@@ -242,7 +242,7 @@ fn an_address_that_is_taken_is_said_before_anything_is_made() {
     let world = World::new();
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
-    let refused = world.refused("cache", &["--nbd", &address]);
+    let refused = world.expect_refusal("cache", &["--nbd", &address]);
     assert!(
         refused.contains("cannot listen for NBD") && refused.contains(&address),
         "{refused}"

@@ -31,7 +31,7 @@ fn image(world: &World) -> Vec<u8> {
 }
 
 fn volumes(world: &World, server: &Server) -> Vec<String> {
-    let list = world.done(server, &["volume", "list", "--json"]);
+    let list = world.expect_success(server, &["volume", "list", "--json"]);
     let list: Value = serde_json::from_str(&list).unwrap();
     let volumes = list["volumes"].as_array().unwrap().iter();
     let name = |volume: &Value| volume["name"].as_str().unwrap().to_owned();
@@ -51,7 +51,7 @@ fn an_imported_image_is_in_the_store_and_comes_out_the_same_on_another_host() {
     let world = World::new();
     let bytes = image(&world);
     let server = world.serve("cache", &["--rpo", "1h"]);
-    let said = world.done(&server, &["import", "image", "demo", "--json"]);
+    let said = world.expect_success(&server, &["import", "image", "demo", "--json"]);
     let said: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(said["size_bytes"], (40 << 20) + 4096);
     // Noise, text, and two blocks that are not all zeroes.
@@ -59,7 +59,7 @@ fn an_imported_image_is_in_the_store_and_comes_out_the_same_on_another_host() {
     assert_eq!(world.show(&server, "demo")["state"], "closed");
     server.kill();
     let server = world.serve("another", &[]);
-    let said = world.done(&server, &["export", "demo", "copy"]);
+    let said = world.expect_success(&server, &["export", "demo", "copy"]);
     assert!(said.contains("of it data"), "{said}");
     assert!(exported(&world, "copy", bytes.len()) == bytes);
     let copy = fs::metadata(world.path("copy")).unwrap();
@@ -85,7 +85,7 @@ fn an_imported_image_is_in_the_store_and_comes_out_the_same_on_another_host() {
         .unwrap();
     import.stdin.take().unwrap().write_all(&bytes).unwrap();
     assert!(import.wait().unwrap().success());
-    let export = world.ask(&server, &["export", "piped", "-"]);
+    let export = world.run(&server, &["export", "piped", "-"]);
     assert!(export.status.success(), "{}", message(&export));
     assert_eq!(export.stdout.len(), 48 << 20);
     assert!(export.stdout[..bytes.len()] == bytes);
@@ -101,9 +101,9 @@ fn a_volume_that_is_there_is_replaced_only_on_demand_and_then_as_a_whole() {
     let mut client = server.connect("demo");
     client.write(10 << 20, &[9; 4096]).unwrap();
     client.write(50 << 20, &[9; 4096]).unwrap();
-    let said = world.fails(&server, &["import", "image", "demo"]);
+    let said = world.expect_failure(&server, &["import", "image", "demo"]);
     assert!(said.contains("--overwrite"), "{said}");
-    let said = world.fails(&server, &["import", "image", "demo", "--overwrite"]);
+    let said = world.expect_failure(&server, &["import", "image", "demo", "--overwrite"]);
     assert!(said.contains("in use"), "{said}");
     assert_eq!(client.read(10 << 20, 1).unwrap_err().0, 22);
     assert_eq!(client.read(10 << 20, 4096).unwrap(), [9; 4096]);
@@ -111,11 +111,11 @@ fn a_volume_that_is_there_is_replaced_only_on_demand_and_then_as_a_whole() {
     eventually("the client is gone", || {
         world.show(&server, "demo")["nbd"]["connections"] == 0
     });
-    let said = world.fails(&server, &["import", "image", "dmeo", "--overwrite"]);
+    let said = world.expect_failure(&server, &["import", "image", "dmeo", "--overwrite"]);
     assert!(said.contains("did you mean demo"), "{said}");
-    world.done(&server, &["import", "image", "demo", "--overwrite"]);
+    world.expect_success(&server, &["import", "image", "demo", "--overwrite"]);
     assert_eq!(world.show(&server, "demo")["state"], "open", "as it was");
-    world.done(&server, &["export", "demo", "copy"]);
+    world.expect_success(&server, &["export", "demo", "copy"]);
     assert!(exported(&world, "copy", bytes.len()) == bytes);
 }
 
@@ -125,17 +125,17 @@ fn an_export_is_one_moment_of_a_volume_whose_clients_go_on() {
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let mut client = server.connect("demo");
     client.write(0, &[1; 4096]).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
     client.write(0, &[2; 4096]).unwrap();
-    world.done(&server, &["export", "demo", "now"]);
+    world.expect_success(&server, &["export", "demo", "now"]);
     client.write(0, &[3; 4096]).unwrap();
-    world.done(&server, &["export", "demo@one", "before"]);
+    world.expect_success(&server, &["export", "demo@one", "before"]);
     for (file, fill) in [("now", 2), ("before", 1)] {
         assert_eq!(fs::read(world.path(file)).unwrap()[..4096], [fill; 4096]);
     }
-    let said = world.fails(&server, &["export", "demo", "now"]);
+    let said = world.expect_failure(&server, &["export", "demo", "now"]);
     assert!(said.contains("--overwrite"), "{said}");
-    world.done(&server, &["export", "demo", "now", "--overwrite"]);
+    world.expect_success(&server, &["export", "demo", "now", "--overwrite"]);
     assert_eq!(fs::read(world.path("now")).unwrap()[..4096], [3; 4096]);
     assert_eq!(client.read(0, 4096).unwrap(), [3; 4096]);
     assert_eq!(volumes(&world, &server), ["demo"]);
@@ -163,7 +163,7 @@ fn a_command_that_fails_or_is_interrupted_leaves_nothing_behind() {
         (&["export", "demo", "missing/copy"], "missing/copy"),
         (&["export", "demo", "/dev/full"], "No space left"),
     ] {
-        let said = world.fails(&server, args);
+        let said = world.expect_failure(&server, args);
         assert!(said.contains(says), "{args:?}: {said}");
         assert_eq!(volumes(&world, &server), ["demo"], "{args:?}");
     }
@@ -222,14 +222,14 @@ fn an_image_of_qcow2_goes_in_and_out_and_is_never_taken_for_its_bytes() {
         return;
     }
     let server = world.serve("cache", &[]);
-    let said = world.fails(&server, &["import", "image.qcow2", "demo"]);
+    let said = world.expect_failure(&server, &["import", "image.qcow2", "demo"]);
     assert!(said.contains("--format qcow2"), "{said}");
     let import = ["import", "image.qcow2", "demo", "--format", "qcow2"];
-    world.done(&server, &import);
-    world.done(&server, &["export", "demo", "copy"]);
+    world.expect_success(&server, &import);
+    world.expect_success(&server, &["export", "demo", "copy"]);
     assert!(exported(&world, "copy", bytes.len()) == bytes);
     let export = ["export", "demo", "copy.qcow2", "--format", "qcow2"];
-    world.done(&server, &export);
+    world.expect_success(&server, &export);
     qemu_img(&["compare", "-f", "qcow2", "-F", "raw", "copy.qcow2", "copy"]).unwrap();
     // Whoever made a layer chose what it lies over.
     qemu_img(&[
@@ -237,7 +237,7 @@ fn an_image_of_qcow2_goes_in_and_out_and_is_never_taken_for_its_bytes() {
     ])
     .unwrap();
     let import = ["import", "layer", "secret", "--format", "qcow2"];
-    let said = world.fails(&server, &import);
+    let said = world.expect_failure(&server, &import);
     assert!(said.contains("layer over another file"), "{said}");
     assert_eq!(volumes(&world, &server), ["demo"]);
 }

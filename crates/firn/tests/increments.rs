@@ -26,7 +26,7 @@ fn two_stores(world: &World) -> (Server, Server) {
 
 /// What a volume or snapshot holds.
 fn content(world: &World, server: &Server, name: &str) -> Vec<u8> {
-    let output = world.ask(server, &["export", name, "-"]);
+    let output = world.run(server, &["export", name, "-"]);
     assert!(output.status.success(), "{}", message(&output));
     output.stdout
 }
@@ -38,7 +38,7 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 fn snapshots(world: &World, server: &Server, volume: &str) -> Vec<String> {
-    let listed = world.done(server, &["snapshot", "list", volume, "--json"]);
+    let listed = world.expect_success(server, &["snapshot", "list", volume, "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let snapshots = listed["snapshots"].as_array().unwrap().iter();
     let name = |snapshot: &Value| snapshot["name"].as_str().unwrap().to_owned();
@@ -78,14 +78,14 @@ fn two_states(world: &World, server: &Server) {
     client.write(0, &noise(1, MIB as usize)).unwrap();
     client.write(2 * MIB, &vec![7; 65_536]).unwrap();
     client.write(6 * MIB, &noise(2, 65_536)).unwrap();
-    world.done(server, &["snapshot", "create", "demo@a"]);
+    world.expect_success(server, &["snapshot", "create", "demo@a"]);
     // A sector, zeroes over content by trim and by write, content over nothing, the last sector.
     client.write(512, &noise(3, 512)).unwrap();
     client.trim(2 * MIB, 32_768).unwrap();
     client.write(6 * MIB, &[0; 8192]).unwrap();
     client.write(4 * MIB, &noise(4, 300 * 1024)).unwrap();
     client.write(8 * MIB - 512, &[9; 512]).unwrap();
-    world.done(server, &["snapshot", "create", "demo@b"]);
+    world.expect_success(server, &["snapshot", "create", "demo@b"]);
 }
 
 #[test]
@@ -96,23 +96,23 @@ fn a_copy_in_another_store_follows_its_original_through_a_chain_of_increments() 
     let mut client = here.connect("demo");
     client.trim(0, 512 * 1024).unwrap();
     client.write(5 * MIB, &noise(5, MIB as usize)).unwrap();
-    world.done(&here, &["snapshot", "create", "demo@c"]);
+    world.expect_success(&here, &["snapshot", "create", "demo@c"]);
     drop(client);
-    world.done(&here, &["volume", "resize", "demo", "12MiB"]);
+    world.expect_success(&here, &["volume", "resize", "demo", "12MiB"]);
     let mut client = here.connect("demo");
     client.write(11 * MIB, &noise(6, 4096)).unwrap();
-    world.done(&here, &["snapshot", "create", "demo@d"]);
+    world.expect_success(&here, &["snapshot", "create", "demo@d"]);
     client.write(0, &noise(7, 4096)).unwrap();
 
     let whole = ["export", "demo@a", "a.inc", "--format", "increment"];
-    world.done(&here, &whole);
-    world.done(&there, &["import", "a.inc", "copy"]);
+    world.expect_success(&here, &whole);
+    world.expect_success(&there, &["import", "a.inc", "copy"]);
     assert_eq!(snapshots(&world, &there, "copy"), ["copy@a"]);
     for (since, to, names_it) in [("a", "b", false), ("b", "c", true), ("c", "d", false)] {
         let (file, since) = (format!("{to}.inc"), format!("@{since}"));
         let of = format!("demo@{to}");
         let made = ["export", &of, &file, "--since", &since, "--json"];
-        let said: Value = serde_json::from_str(&world.done(&here, &made)).unwrap();
+        let said: Value = serde_json::from_str(&world.expect_success(&here, &made)).unwrap();
         let (moved, bytes) = (
             &said["data_bytes"],
             fs::metadata(world.path(&file)).unwrap(),
@@ -123,7 +123,7 @@ fn a_copy_in_another_store_follows_its_original_through_a_chain_of_increments() 
             true => format!("copy{since}"),
             false => "copy".to_owned(),
         };
-        let said = world.done(&there, &["import", &file, "--onto", &onto]);
+        let said = world.expect_success(&there, &["import", &file, "--onto", &onto]);
         assert!(said.starts_with(&format!("copy@{to}:")), "{said}");
         let original = content(&world, &here, &format!("demo@{to}"));
         assert!(content(&world, &there, "copy") == original, "{to}");
@@ -138,7 +138,7 @@ fn a_copy_in_another_store_follows_its_original_through_a_chain_of_increments() 
     assert_eq!(world.show(&there, "copy")["state"], "closed");
     // A copy of the copy, through pipes, goes on where the original does.
     let third = world.serve("third", &["--store", "store-third"]);
-    let piped = world.ask(&there, &["export", "copy@a", "-", "--format", "increment"]);
+    let piped = world.run(&there, &["export", "copy@a", "-", "--format", "increment"]);
     let made = import_piped(
         &world,
         &third,
@@ -147,7 +147,7 @@ fn a_copy_in_another_store_follows_its_original_through_a_chain_of_increments() 
     );
     assert!(made.status.success(), "{}", message(&made));
     for (server, of, since) in [(&there, "copy@b", "@a"), (&here, "demo@d", "demo@b")] {
-        let piped = world.ask(server, &["export", of, "-", "--since", since]);
+        let piped = world.run(server, &["export", of, "-", "--since", since]);
         let made = import_piped(&world, &third, &piped.stdout, &["--onto", "far"]);
         assert!(made.status.success(), "{}", message(&made));
     }
@@ -159,12 +159,12 @@ fn an_increment_that_is_cut_or_damaged_anywhere_leaves_the_volume_at_its_point()
     let world = World::new();
     let (here, there) = two_stores(&world);
     two_states(&world, &here);
-    world.done(
+    world.expect_success(
         &here,
         &["export", "demo@a", "a.inc", "--format", "increment"],
     );
-    world.done(&there, &["import", "a.inc", "copy"]);
-    world.done(&here, &["export", "demo@b", "b.inc", "--since", "@a"]);
+    world.expect_success(&there, &["import", "a.inc", "copy"]);
+    world.expect_success(&here, &["export", "demo@b", "b.inc", "--since", "@a"]);
     let whole = fs::read(world.path("b.inc")).unwrap();
     let at_a = content(&world, &there, "copy");
     let ends = ends(&whole);
@@ -185,7 +185,7 @@ fn an_increment_that_is_cut_or_damaged_anywhere_leaves_the_volume_at_its_point()
     for (nth, bytes) in wrong.iter().enumerate() {
         fs::write(world.path("wrong.inc"), bytes).unwrap();
         let before = world.show(&there, "copy")["epoch"].clone();
-        let said = world.fails(&there, &["import", "wrong.inc", "--onto", "copy"]);
+        let said = world.expect_failure(&there, &["import", "wrong.inc", "--onto", "copy"]);
         assert!(said.contains("wrong.inc"), "{said}");
         // A file is looked through before anything is opened.
         assert_eq!(world.show(&there, "copy")["epoch"], before, "{nth}");
@@ -194,10 +194,10 @@ fn an_increment_that_is_cut_or_damaged_anywhere_leaves_the_volume_at_its_point()
         assert_eq!(snapshots(&world, &there, "copy"), ["copy@a"], "{nth}");
         assert!(content(&world, &there, "copy") == at_a, "{nth}");
     }
-    let listed = world.done(&there, &["diff", "copy@a", "copy", "--json"]);
+    let listed = world.expect_success(&there, &["diff", "copy@a", "copy", "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["ranges"], serde_json::json!([]));
-    world.done(&there, &["import", "b.inc", "--onto", "copy"]);
+    world.expect_success(&there, &["import", "b.inc", "--onto", "copy"]);
     assert!(content(&world, &there, "copy") == content(&world, &here, "demo@b"));
     // Of one that makes a volume, none stays.
     let whole = fs::read(world.path("a.inc")).unwrap();
@@ -209,7 +209,7 @@ fn an_increment_that_is_cut_or_damaged_anywhere_leaves_the_volume_at_its_point()
         said.contains("cut short") && said.contains("no volume was made"),
         "{said}"
     );
-    let listed = world.done(&there, &["volume", "list"]);
+    let listed = world.expect_success(&there, &["volume", "list"]);
     assert!(!listed.contains("new"), "{listed}");
 }
 
@@ -218,18 +218,18 @@ fn an_increment_is_laid_over_nothing_but_the_point_where_it_begins() {
     let world = World::new();
     let (here, there) = two_stores(&world);
     two_states(&world, &here);
-    world.done(&here, &["snapshot", "create", "demo@c"]);
+    world.expect_success(&here, &["snapshot", "create", "demo@c"]);
     for (of, file, since) in [("demo@b", "b.inc", "@a"), ("demo@c", "c.inc", "@b")] {
-        world.done(&here, &["export", of, file, "--since", since]);
+        world.expect_success(&here, &["export", of, file, "--since", since]);
     }
-    world.done(
+    world.expect_success(
         &here,
         &["export", "demo@a", "a.inc", "--format", "increment"],
     );
-    world.done(&here, &["export", "demo@a", "a.img"]);
-    world.done(&there, &["import", "a.inc", "copy"]);
-    world.done(&there, &["import", "a.img", "image"]);
-    world.done(&there, &["snapshot", "create", "image@a"]);
+    world.expect_success(&here, &["export", "demo@a", "a.img"]);
+    world.expect_success(&there, &["import", "a.inc", "copy"]);
+    world.expect_success(&there, &["import", "a.img", "image"]);
+    world.expect_success(&there, &["snapshot", "create", "image@a"]);
     for (arguments, said) in [
         ("import c.inc --onto copy", "no snapshot of copy is demo@b"),
         ("import c.inc --onto copy@a", "copy@a is not demo@b"),
@@ -248,11 +248,11 @@ fn an_increment_is_laid_over_nothing_but_the_point_where_it_begins() {
         ("import a.img --onto copy", "is no increment"),
     ] {
         let arguments: Vec<&str> = arguments.split(' ').collect();
-        let found = world.fails(&there, &arguments);
+        let found = world.expect_failure(&there, &arguments);
         assert!(found.contains(said), "{arguments:?}: {found}");
     }
     // In one store, too: the snapshot itself is the point.
-    let found = world.fails(&here, &["import", "c.inc", "--onto", "demo"]);
+    let found = world.expect_failure(&here, &["import", "c.inc", "--onto", "demo"]);
     assert!(found.contains("demo@c is there already"), "{found}");
     for arguments in [
         &["export", "demo", "x.inc", "--since", "@a"][..],
@@ -263,7 +263,7 @@ fn an_increment_is_laid_over_nothing_but_the_point_where_it_begins() {
             "export", "demo@b", "x.inc", "--since", "@a", "--format", "qcow2",
         ],
     ] {
-        let refused = world.ask(&here, arguments);
+        let refused = world.run(&here, arguments);
         assert_eq!(refused.status.code(), Some(2), "{}", message(&refused));
     }
     assert!(!world.path("x.inc").exists());
@@ -274,25 +274,25 @@ fn a_copy_that_was_written_is_refused_until_it_is_set_back() {
     let world = World::new();
     let (here, there) = two_stores(&world);
     two_states(&world, &here);
-    world.done(&here, &["snapshot", "create", "demo@c"]);
+    world.expect_success(&here, &["snapshot", "create", "demo@c"]);
     for (of, file, since) in [("demo@b", "b.inc", "@a"), ("demo@c", "c.inc", "@b")] {
-        world.done(&here, &["export", of, file, "--since", since]);
+        world.expect_success(&here, &["export", of, file, "--since", since]);
     }
-    world.done(
+    world.expect_success(
         &here,
         &["export", "demo@a", "a.inc", "--format", "increment"],
     );
-    world.done(&there, &["import", "a.inc", "copy"]);
-    world.done(&there, &["attach", "copy", "--transport", "nbd"]);
+    world.expect_success(&there, &["import", "a.inc", "copy"]);
+    world.expect_success(&there, &["attach", "copy", "--transport", "nbd"]);
     let mut client = there.connect("copy");
     client.write(4096, &[1; 512]).unwrap();
-    let found = world.fails(&there, &["import", "b.inc", "--onto", "copy"]);
+    let found = world.expect_failure(&there, &["import", "b.inc", "--onto", "copy"]);
     assert!(found.contains("in use"), "{found}");
     drop(client);
     common::eventually("the client is gone", || {
         world.show(&there, "copy")["nbd"]["connections"] == 0
     });
-    let found = world.fails(&there, &["import", "b.inc", "--onto", "copy"]);
+    let found = world.expect_failure(&there, &["import", "b.inc", "--onto", "copy"]);
     assert!(
         found.contains("copy is not at copy@a: 512 B were written"),
         "{found}"
@@ -301,11 +301,11 @@ fn a_copy_that_was_written_is_refused_until_it_is_set_back() {
     common::eventually("the client is gone", || {
         world.show(&there, "copy")["nbd"]["connections"] == 0
     });
-    world.done(&there, &["snapshot", "restore", "copy@a"]);
-    world.done(&there, &["import", "b.inc", "--onto", "copy"]);
+    world.expect_success(&there, &["snapshot", "restore", "copy@a"]);
+    world.expect_success(&there, &["import", "b.inc", "--onto", "copy"]);
     assert_eq!(world.show(&there, "copy")["state"], "open", "as it was");
-    let found = world.fails(&there, &["import", "b.inc", "--onto", "copy"]);
+    let found = world.expect_failure(&there, &["import", "b.inc", "--onto", "copy"]);
     assert!(found.contains("copy@b is there already"), "{found}");
-    world.done(&there, &["import", "c.inc", "--onto", "copy"]);
+    world.expect_success(&there, &["import", "c.inc", "--onto", "copy"]);
     assert!(content(&world, &there, "copy") == content(&world, &here, "demo@c"));
 }

@@ -88,7 +88,7 @@ fn check_outage(
         let lines = all.matches(words).count();
         assert!(lines <= most, "the log repeats itself: {all}");
     }
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     assert!(server.stop().success());
 
     let flags = ["--store", &stage.minio.url(), "--volume", "demo=64MiB"];

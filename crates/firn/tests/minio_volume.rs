@@ -31,7 +31,7 @@ fn a_volume_in_a_bucket_survives_the_loss_of_the_cache() {
         client.write(at, &pattern(seed)).unwrap();
     }
     drop(client);
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     assert!(server.stop().success());
     std::fs::remove_dir_all(world.path("cache")).unwrap();
 

@@ -80,7 +80,7 @@ fn the_page_shows_the_volumes_and_what_the_caller_may_do_with_them() {
     let world = World::new();
     let volumes = ["--volume", "demo=8MiB", "--volume", "other=8MiB"];
     let server = world.serve("cache", &[&volumes[..], &["--insecure", "api"]].concat());
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     let Some(page) = rendered(&world, &server) else {
         return;
     };

@@ -12,7 +12,7 @@ const BLOCK: usize = 64 << 10;
 const DELTAS_MAX: u16 = 256;
 
 fn tails(world: &World, server: &Server) -> Value {
-    serde_json::from_str(&world.done(server, &["rescue", "list", "--json"])).unwrap()
+    serde_json::from_str(&world.expect_success(server, &["rescue", "list", "--json"])).unwrap()
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
     let old = world.serve("old", &["--volume", "demo=8MiB", "--rpo", "1h"]);
     let mut client = old.connect("demo");
     client.write(0, &vec![1; BLOCK]).unwrap();
-    world.done(&old, &["sync", "demo"]);
+    world.expect_success(&old, &["sync", "demo"]);
     client.write(0, &vec![2; BLOCK]).unwrap();
     client.write(1 << 20, &vec![3; BLOCK]).unwrap();
     // Its log says what is in the store, too: a FLUSH of nothing new would end before that is noted.
@@ -47,12 +47,12 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
     );
     assert_eq!(tail["log_bytes"], 2 * BLOCK, "{listed}");
     assert_eq!(listed["log_bytes"], 2 * BLOCK, "{listed}");
-    let said = world.fails(&old, &["rescue", "drop", "demo"]);
+    let said = world.expect_failure(&old, &["rescue", "drop", "demo"]);
     assert!(
         said.contains("waits for its volume") && said.contains("--force"),
         "{said}"
     );
-    let said = world.done(&old, &["rescue", "show", "demo"]);
+    let said = world.expect_success(&old, &["rescue", "show", "demo"]);
     assert!(
         said.contains("128KiB") && said.contains("waiting"),
         "{said}"
@@ -71,9 +71,9 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
         (&true.into(), &(2 * BLOCK).into()),
         "{tail}"
     );
-    world.done(&old, &["rescue", "drop", tail["id"].as_str().unwrap()]);
+    world.expect_success(&old, &["rescue", "drop", tail["id"].as_str().unwrap()]);
     assert_eq!(tails(&world, &old)["log_bytes"], 0);
-    let said = world.fails(&old, &["rescue", "drop", "demo"]);
+    let said = world.expect_failure(&old, &["rescue", "drop", "demo"]);
     assert!(said.contains("no tail demo"), "{said}");
     // Dropped is dropped, and the volume is as it was.
     old.kill();
@@ -88,7 +88,7 @@ fn with_lost_tail(world: &World, later_syncs: u16) -> Server {
     let mut client = old.connect("demo");
     client.write(0, &vec![1; BLOCK]).unwrap();
     client.write(2 << 20, &vec![9; BLOCK]).unwrap();
-    world.done(&old, &["sync", "demo"]);
+    world.expect_success(&old, &["sync", "demo"]);
     client.write(0, &vec![2; BLOCK]).unwrap();
     client.write(1 << 20, &vec![3; BLOCK]).unwrap();
     // Its log says what is in the store, too: a FLUSH of nothing new would end before that is noted.
@@ -100,13 +100,13 @@ fn with_lost_tail(world: &World, later_syncs: u16) -> Server {
     for n in 0..later_syncs {
         let fill = 100 + (n % 100) as u8;
         client.write(2 << 20, &vec![fill; BLOCK]).unwrap();
-        world.done(&new, &["sync", "demo"]);
+        world.expect_success(&new, &["sync", "demo"]);
     }
     drop(client);
     if later_syncs > DELTAS_MAX {
         // What a fold hides is garbage then.
         eventually("the fold", || {
-            let found = world.done(&new, &["gc", "--dry-run", "--json"]);
+            let found = world.expect_success(&new, &["gc", "--dry-run", "--json"]);
             let found: Value = serde_json::from_str(&found).unwrap();
             found["garbage"]["objects"].as_u64().unwrap() > 0
         });
@@ -114,7 +114,7 @@ fn with_lost_tail(world: &World, later_syncs: u16) -> Server {
     assert!(new.stop().success());
     let old = world.serve("old", &[]);
     let attach = ["attach", "demo", "--transport", "nbd"];
-    world.done(&old, &attach);
+    world.expect_success(&old, &attach);
     old
 }
 
@@ -135,25 +135,25 @@ fn a_lost_tail_becomes_a_volume_of_what_its_host_had_and_of_nothing_that_came_la
     let world = World::new();
     let old = with_lost_tail(&world, 2);
     assert_eq!(blocks(&old, "demo"), [1, 0, 101, 0]);
-    let said = world.fails(&old, &["rescue", "fork", "demo", "demo"]);
+    let said = world.expect_failure(&old, &["rescue", "fork", "demo", "demo"]);
     assert!(said.contains("exists already"), "{said}");
-    let said = world.done(&old, &["rescue", "fork", "demo", "saved"]);
+    let said = world.expect_success(&old, &["rescue", "fork", "demo", "saved"]);
     for what in ["as the store had it at LSN 2", "2 extents", "up to LSN 4"] {
         assert!(said.contains(what), "no {what} in {said}");
     }
     let attach = ["attach", "saved", "--transport", "nbd"];
-    world.done(&old, &attach);
+    world.expect_success(&old, &attach);
     assert_eq!(blocks(&old, "saved"), [2, 3, 9, 0]);
     assert_eq!(blocks(&old, "demo"), [1, 0, 101, 0], "as it was");
     // The tail is there until it is dropped; the volume is one like others then.
     assert_eq!(tails(&world, &old)["log_bytes"], 2 * BLOCK);
-    world.done(&old, &["rescue", "drop", "demo"]);
+    world.expect_success(&old, &["rescue", "drop", "demo"]);
     let mut client = old.connect("saved");
     client.write(3 << 20, &vec![7; BLOCK]).unwrap();
-    world.done(&old, &["sync", "saved"]);
+    world.expect_success(&old, &["sync", "saved"]);
     assert!(old.stop().success());
     let third = world.serve("third", &[]);
-    world.done(&third, &attach);
+    world.expect_success(&third, &attach);
     assert_eq!(blocks(&third, "saved"), [2, 3, 9, 7]);
 }
 
@@ -161,14 +161,14 @@ fn a_lost_tail_becomes_a_volume_of_what_its_host_had_and_of_nothing_that_came_la
 fn a_fork_never_mixes_two_histories_and_offers_the_tail_alone_where_the_store_has_merged_them() {
     let world = World::new();
     let old = with_lost_tail(&world, DELTAS_MAX + 8);
-    let said = world.fails(&old, &["rescue", "fork", "demo", "saved"]);
+    let said = world.expect_failure(&old, &["rescue", "fork", "demo", "saved"]);
     assert!(
         said.contains("merged with what came later") && said.contains("--without-base"),
         "{said}"
     );
-    let said = world.done(&old, &["rescue", "fork", "demo", "saved", "--without-base"]);
+    let said = world.expect_success(&old, &["rescue", "fork", "demo", "saved", "--without-base"]);
     assert!(said.contains("zeroes"), "{said}");
-    world.done(&old, &["attach", "saved", "--transport", "nbd"]);
+    world.expect_success(&old, &["attach", "saved", "--transport", "nbd"]);
     let mut client = old.connect("saved");
     assert_eq!(client.read(0, BLOCK).unwrap(), vec![2; BLOCK]);
     assert_eq!(client.read(1 << 20, BLOCK).unwrap(), vec![3; BLOCK]);
@@ -182,15 +182,15 @@ fn a_volume_that_was_taken_over_is_detached_and_what_is_left_of_it_is_said() {
     let new = world.serve("new", &[]);
     world.take_over(&new, "demo");
     // It learns of that when it asks the store.
-    let said = world.fails(&old, &["sync", "demo"]);
+    let said = world.expect_failure(&old, &["sync", "demo"]);
     assert!(said.contains("demo"), "{said}");
-    let output = world.ask(&old, &["detach", "demo"]);
+    let output = world.run(&old, &["detach", "demo"]);
     let said = common::message(&output);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("firn rescue show demo"), "{said}");
     // Nothing here waits for it.
     assert_eq!(old.get("/readyz").0, 200);
-    let said = world.fails(&old, &["detach", "demo"]);
+    let said = world.expect_failure(&old, &["detach", "demo"]);
     assert!(said.contains("not attached here"), "{said}");
     // Nor at the next server, however this one ends.
     old.kill();

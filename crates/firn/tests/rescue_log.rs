@@ -39,7 +39,7 @@ fn record_disk(world: &World, cache: &str, shown: &serde_json::Value) {
 
 /// The code of what keeps a volume from being served.
 fn why_it_waits(world: &World, server: &Server) -> serde_json::Value {
-    let listed = world.done(server, &["volume", "list", "--json"]);
+    let listed = world.expect_success(server, &["volume", "list", "--json"]);
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
     listed["waiting"][0]["code"].clone()
 }
@@ -93,7 +93,7 @@ fn what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_l
     let server = world.serve("old", &volumes);
     let mut client = server.connect("demo");
     client.write(0, &vec![1; BLOCK]).unwrap();
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     let durable = 1 + flush_all_but_the_last(&mut client, BLOCK as u64);
     server.kill();
     poison(&world);
@@ -159,7 +159,7 @@ fn log_and_cache_get_another_size_and_every_unflushed_write_stays() {
     let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
     server.connect("demo").write(0, &vec![5; BLOCK]).unwrap();
     server.kill();
-    let refused = world.refused("cache", &["--log-size", "80MiB"]);
+    let refused = world.expect_refusal("cache", &["--log-size", "80MiB"]);
     assert!(
         refused.contains("firn rescue log --log-size 80MiB"),
         "{refused}"

@@ -31,10 +31,11 @@ fn a_server_says_how_to_use_it() {
         );
     }
     let nbd = ["attach", "demo", "--transport", "nbd"];
-    let uri = world.done(&server, &nbd);
+    let uri = world.expect_success(&server, &nbd);
     assert!(uri.starts_with("nbd+unix:///demo?socket=/"), "{uri}");
     let all: serde_json::Value =
-        serde_json::from_str(&world.done(&server, &[&nbd[..], &["--json"]].concat())).unwrap();
+        serde_json::from_str(&world.expect_success(&server, &[&nbd[..], &["--json"]].concat()))
+            .unwrap();
     let tcp = all["uris"][1].as_str().unwrap();
     assert!(
         tcp.starts_with("nbd://127.0.0.1:") && !tcp.contains(":0/"),
@@ -165,7 +166,7 @@ fn what_was_synced_survives_the_loss_of_the_cache_directory() {
     let lsn = |rung: &str| world.show(&server, "demo")["watermarks"][rung]["lsn"].as_u64();
     let newest = lsn("acknowledged").unwrap();
     assert_eq!(lsn("stored"), Some(0));
-    let said = world.done(&server, &["sync", "demo"]);
+    let said = world.expect_success(&server, &["sync", "demo"]);
     assert!(
         said.contains(&format!("stored up to LSN {newest}")),
         "{said}"
@@ -220,11 +221,11 @@ fn a_server_whose_volume_was_taken_over_completes_no_more_writes() {
     let old = world.serve("old", &["--volume", "demo=64MiB", "--rpo", "1h"]);
     let mut to_old = old.connect("demo");
     to_old.write(0, &pattern(1, 4096)).unwrap();
-    world.done(&old, &["sync", "demo"]);
+    world.expect_success(&old, &["sync", "demo"]);
     to_old.write(0, &pattern(2, 4096)).unwrap();
 
     let new = world.serve("new", &[]);
-    let refused = world.fails(&new, &["attach", "demo", "--transport", "nbd"]);
+    let refused = world.expect_failure(&new, &["attach", "demo", "--transport", "nbd"]);
     assert!(
         refused.contains("demo is held by host") && refused.contains("old"),
         "{refused}"
@@ -238,11 +239,11 @@ fn a_server_whose_volume_was_taken_over_completes_no_more_writes() {
     );
     to_new.write(0, &pattern(3, 4096)).unwrap();
 
-    let said = world.fails(&old, &["sync", "demo"]);
+    let said = world.expect_failure(&old, &["sync", "demo"]);
     assert!(said.contains("taken over by another host"), "{said}");
     assert!(to_old.write(8192, &pattern(4, 4096)).is_err());
     assert_eq!(world.show(&old, "demo")["state"], "fenced");
-    world.done(&new, &["sync", "demo"]);
+    world.expect_success(&new, &["sync", "demo"]);
     assert_eq!(to_new.read(0, 4096).unwrap(), pattern(3, 4096));
     assert_eq!(to_new.read(8192, 4096).unwrap(), vec![0; 4096]);
 }
@@ -254,7 +255,7 @@ fn while_the_store_is_away_the_volume_serves_and_accepts() {
     let server = world.serve("cache", &["--volume", "demo=64MiB", "--rpo", "200ms"]);
     let mut client = server.connect("demo");
     client.write(0, &pattern(1, 4096)).unwrap();
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     world.swap_store_and_file();
 
     client.write(4096, &pattern(2, 4096)).unwrap();
@@ -268,7 +269,7 @@ fn while_the_store_is_away_the_volume_serves_and_accepts() {
     assert_eq!(shown["watermarks"]["acknowledged"]["lsn"], 2);
 
     world.swap_store_and_file();
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     assert_eq!(
         world.show(&server, "demo")["watermarks"]["stored"]["lsn"],
         2
@@ -341,7 +342,7 @@ fn a_server_that_cannot_reach_its_store_leaves_at_the_second_signal_and_loses_no
 fn volumes_that_were_attached_are_served_again_after_a_restart() {
     let world = World::new();
     let server = world.serve("cache", &[]);
-    world.done(
+    world.expect_success(
         &server,
         &[
             "volume",
@@ -353,20 +354,20 @@ fn volumes_that_were_attached_are_served_again_after_a_restart() {
             "4096",
         ],
     );
-    world.done(&server, &["volume", "create", "b", "--size", "8MiB"]);
+    world.expect_success(&server, &["volume", "create", "b", "--size", "8MiB"]);
     assert_eq!(world.show(&server, "a")["state"], "closed");
-    world.done(&server, &["attach", "a", "--transport", "nbd"]);
+    world.expect_success(&server, &["attach", "a", "--transport", "nbd"]);
     server.connect("a").write(0, &pattern(1, 4096)).unwrap();
     assert!(server.stop().success());
     let server = world.serve("cache", &[]);
     assert_eq!(server.connect("a").read(0, 4096).unwrap(), pattern(1, 4096));
     assert_eq!(world.show(&server, "b")["state"], "closed");
-    world.done(&server, &["volume", "delete", "a"]);
-    world.done(&server, &["volume", "delete", "b"]);
+    world.expect_success(&server, &["volume", "delete", "a"]);
+    world.expect_success(&server, &["volume", "delete", "b"]);
     assert!(server.stop().success());
     let server = world.serve("cache", &[]);
     for gone in ["a", "b"] {
-        let said = world.fails(&server, &["volume", "show", gone]);
+        let said = world.expect_failure(&server, &["volume", "show", gone]);
         assert!(said.contains("no volume named"), "{said}");
     }
 }
@@ -377,17 +378,17 @@ fn a_volume_that_was_detached_is_in_the_store_and_may_be_had_by_another_host() {
     let one = world.serve("one", &["--volume", "demo=8MiB"]);
     let mut client = one.connect("demo");
     client.write(0, &pattern(1, 4096)).unwrap();
-    let said = world.fails(&one, &["detach", "demo"]);
+    let said = world.expect_failure(&one, &["detach", "demo"]);
     assert!(said.contains("used by 1 connection"), "{said}");
     assert_eq!(client.read(0, 4096).unwrap(), pattern(1, 4096));
     drop(client);
     eventually("the detach", || {
-        world.ask(&one, &["detach", "demo"]).status.success()
+        world.run(&one, &["detach", "demo"]).status.success()
     });
     assert_eq!(world.show(&one, "demo")["state"], "closed");
-    let said = world.fails(&one, &["detach", "demo"]);
+    let said = world.expect_failure(&one, &["detach", "demo"]);
     assert!(said.contains("not attached here"), "{said}");
-    let said = world.fails(&one, &["detach", "none"]);
+    let said = world.expect_failure(&one, &["detach", "none"]);
     assert!(said.contains("no volume named none"), "{said}");
 
     let two = world.serve("two", &["--volume", "demo=8MiB"]);
@@ -402,15 +403,15 @@ fn a_volume_grows_whether_it_is_open_or_not_and_never_shrinks() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     server.connect("demo").write(0, &pattern(1, 4096)).unwrap();
-    world.done(&server, &["volume", "resize", "demo", "16MiB"]);
+    world.expect_success(&server, &["volume", "resize", "demo", "16MiB"]);
     let mut client = server.connect("demo");
     assert_eq!(client.size, 16 << 20);
     client.write((16 << 20) - 4096, &pattern(2, 4096)).unwrap();
-    let said = world.fails(&server, &["volume", "resize", "demo", "8MiB"]);
+    let said = world.expect_failure(&server, &["volume", "resize", "demo", "8MiB"]);
     assert!(said.contains("never shrinks"), "{said}");
     assert_eq!(world.show(&server, "demo")["size_bytes"], 16 << 20);
-    world.done(&server, &["volume", "create", "shut", "--size", "8MiB"]);
-    world.done(&server, &["volume", "resize", "shut", "12MiB"]);
+    world.expect_success(&server, &["volume", "create", "shut", "--size", "8MiB"]);
+    world.expect_success(&server, &["volume", "resize", "shut", "12MiB"]);
     let shut = world.show(&server, "shut");
     assert_eq!(
         (&shut["state"], shut["size_bytes"].as_u64()),
@@ -431,9 +432,9 @@ fn a_forced_detach_ends_the_connections() {
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let mut client = server.connect("demo");
     client.write(0, &pattern(1, 4096)).unwrap();
-    world.done(&server, &["detach", "demo", "--force"]);
+    world.expect_success(&server, &["detach", "demo", "--force"]);
     assert!(client.try_write(0, &pattern(2, 4096)).is_err());
-    world.done(&server, &["attach", "demo", "--transport", "nbd"]);
+    world.expect_success(&server, &["attach", "demo", "--transport", "nbd"]);
     let found = server.connect("demo").read(0, 4096).unwrap();
     assert_eq!(found, pattern(1, 4096));
 }

@@ -123,7 +123,7 @@ fn a_first_start_needs_200_mib_for_everything() {
     }
     client.flush().unwrap();
     drop(client);
-    world.done(&server, &["sync", "a"]);
+    world.expect_success(&server, &["sync", "a"]);
     let mut client = server.connect("a");
     for mib in 0..48_u64 {
         assert_eq!(client.read(mib << 20, 4096).unwrap(), [mib as u8 + 1; 4096]);
@@ -164,7 +164,7 @@ fn a_container_without_rights_serves_nbd_and_survives_a_kill() {
     client.write(0, &[9; 4096]).unwrap();
     client.flush().unwrap();
     drop(client);
-    world.done(&server, &["sync", "a"]);
+    world.expect_success(&server, &["sync", "a"]);
     assert!(server.stop().success());
     // Its shared memory went with it, as a container's does: what was stored is there.
     let server = start();

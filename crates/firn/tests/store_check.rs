@@ -22,10 +22,10 @@ fn furnished(world: &World) -> Server {
     let server = world.serve("one", &["--volume", "demo=64MiB", "--gc", "off"]);
     let mut client = server.connect("demo");
     client.write(0, &noise(1, 2 * MIB)).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@before"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@before"]);
     client.write(MIB as u64, &noise(2, 2 * MIB)).unwrap();
-    world.done(&server, &["fork", "demo", "branch"]);
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["fork", "demo", "branch"]);
+    world.expect_success(&server, &["sync", "demo"]);
     server
 }
 

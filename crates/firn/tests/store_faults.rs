@@ -29,7 +29,7 @@ fn planned_store_faults_are_loud_counted_and_never_there_unasked() {
     for name in 0..8 {
         // Some are refused and some answers are lost: that is the plan.
         let name = format!("v{name}");
-        world.ask(&server, &["volume", "create", &name, "--size", "1MiB"]);
+        world.run(&server, &["volume", "create", &name, "--size", "1MiB"]);
     }
     let counted = metrics(&server);
     for kind in ["refused", "lost_answer", "delayed"] {

@@ -13,14 +13,14 @@ fn a_volume_is_created_once_however_often_a_script_asks() {
     let server = world.serve("cache", &[]);
     let create = ["volume", "create", "demo", "--if-missing", "--size"];
     let sized = |size: &'static str| [&create[..], &[size]].concat();
-    assert_eq!(world.done(&server, &sized("8MiB")), "demo\n");
-    assert_eq!(world.done(&server, &sized("8MiB")), "demo\n");
-    let refused = world.fails(&server, &sized("16MiB"));
+    assert_eq!(world.expect_success(&server, &sized("8MiB")), "demo\n");
+    assert_eq!(world.expect_success(&server, &sized("8MiB")), "demo\n");
+    let refused = world.expect_failure(&server, &sized("16MiB"));
     assert!(
         refused.contains("8MiB") && refused.contains("16MiB"),
         "{refused}"
     );
-    let refused = world.fails(&server, &["volume", "create", "demo", "--size", "8MiB"]);
+    let refused = world.expect_failure(&server, &["volume", "create", "demo", "--size", "8MiB"]);
     assert!(refused.contains("demo"), "{refused}");
 }
 
@@ -34,13 +34,13 @@ fn a_misspelt_volume_is_answered_with_the_one_that_was_meant() {
         &["sync", "databse"],
         &["volume", "resize", "databse", "16MiB"],
     ] {
-        let said = world.fails(&server, command);
+        let said = world.expect_failure(&server, command);
         assert!(
             said.contains("did you mean database?"),
             "{command:?}: {said}"
         );
     }
-    let said = world.fails(&server, &["volume", "show", "kitchen"]);
+    let said = world.expect_failure(&server, &["volume", "show", "kitchen"]);
     assert!(!said.contains("did you mean"), "{said}");
 }
 
@@ -49,11 +49,11 @@ fn top_and_watch_show_a_volume_as_often_as_asked() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     server.connect("demo").write(0, &[1; 4096]).unwrap();
-    let top = world.done(&server, &["top", "--interval", "100ms", "--count", "2"]);
+    let top = world.expect_success(&server, &["top", "--interval", "100ms", "--count", "2"]);
     assert_eq!(top.matches("VOLUME").count(), 2, "{top}");
     assert_eq!(top.matches("\ndemo ").count(), 2, "{top}");
     assert!(!top.contains('\x1b'), "a pipe is no terminal: {top:?}");
-    let json = world.done(&server, &["--json", "top", "--count", "1"]);
+    let json = world.expect_success(&server, &["--json", "top", "--count", "1"]);
     let activity: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(activity["volumes"][0]["ops"][0]["requests"], 1);
     let watch = [
@@ -66,7 +66,7 @@ fn top_and_watch_show_a_volume_as_often_as_asked() {
         "--count",
         "3",
     ];
-    let shown = world.done(&server, &watch);
+    let shown = world.expect_success(&server, &watch);
     assert_eq!(shown.matches("acknowledged  LSN 1 ").count(), 3, "{shown}");
 }
 
@@ -75,7 +75,7 @@ fn a_report_of_a_bug_holds_the_state_and_no_secret() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let cache = world.path("cache");
-    let report = world.done(&server, &["support", "--cache", cache.to_str().unwrap()]);
+    let report = world.expect_success(&server, &["support", "--cache", cache.to_str().unwrap()]);
     let document: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(
         document["server"]["/v1/volumes"]["volumes"][0]["name"],

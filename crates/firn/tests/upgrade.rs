@@ -111,7 +111,11 @@ fn clients_stay_connected_and_find_every_write_through_upgrades_in_a_row() {
                 eventually("the clients go on", || {
                     rounds.load(Ordering::SeqCst) > before + 100
                 });
-                assert!(world.done(&server, &["upgrade"]).contains("upgraded"));
+                assert!(
+                    world
+                        .expect_success(&server, &["upgrade"])
+                        .contains("upgraded")
+                );
                 // Each is on its way to a thread that serves it.
                 eventually(
                     &format!("upgrade {upgrade}: all four are connected"),
@@ -134,11 +138,11 @@ fn an_upgrade_needs_no_store() {
     let mut client = server.connect("demo");
     client.write(0, &block(1, 1)).unwrap();
     world.swap_store_and_file();
-    world.done(&server, &["upgrade"]);
+    world.expect_success(&server, &["upgrade"]);
     assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1));
     client.write(0, &block(1, 2)).unwrap();
     world.swap_store_and_file();
-    world.done(&server, &["sync", "demo", "--wait"]);
+    world.expect_success(&server, &["sync", "demo", "--wait"]);
     assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 2));
 }
 
@@ -155,11 +159,11 @@ fn a_program_that_cannot_take_over_leaves_the_server_and_its_clients_as_they_are
         ("/bin/cat", "it said"),
         ("text", "not a program"),
     ] {
-        let said = world.fails(&server, &["upgrade", "--program", program]);
+        let said = world.expect_failure(&server, &["upgrade", "--program", program]);
         assert!(said.contains(why) && said.contains("goes on"), "{said}");
         assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1));
     }
-    world.done(&server, &["upgrade"]);
+    world.expect_success(&server, &["upgrade"]);
     assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1));
 }
 
@@ -188,7 +192,7 @@ fn an_upgrade_that_lacks_descriptors_is_refused_and_every_client_stays_connected
     // From too few for the check of the program to as many as an upgrade takes, and more.
     for more in (1..=48).step_by(3) {
         limit_files(server.pid(), Some(open_files(server.pid()) + more));
-        let output = world.ask(&server, &["upgrade"]);
+        let output = world.run(&server, &["upgrade"]);
         limit_files(server.pid(), None);
         let said = message(&output);
         match output.status.success() {
@@ -221,7 +225,7 @@ fn clients_that_were_given_away_are_taken_back_when_the_record_cannot_be_made() 
     let server = serve(&world, &[], Some("given=fail"));
     let mut clients: Vec<_> = (0..8).map(|_| server.connect("demo")).collect();
     for round in 0..4 {
-        let said = world.fails(&server, &["upgrade"]);
+        let said = world.expect_failure(&server, &["upgrade"]);
         assert!(said.contains("made to fail"), "{said}");
         for client in &mut clients {
             client.write(0, &block(1, round)).unwrap();
@@ -243,7 +247,7 @@ fn a_new_program_that_fails_panics_or_hangs_gives_its_place_back_with_all_client
             let server = serve(&world, &[], Some(&format!("{step}={action}")));
             let mut client = server.connect("demo");
             client.write(0, &block(1, 1)).unwrap();
-            let said = world.fails(&server, &["upgrade", "--timeout", "3s"]);
+            let said = world.expect_failure(&server, &["upgrade", "--timeout", "3s"]);
             assert!(
                 said.contains(why) && said.contains("does not come up"),
                 "{step}={action}: {said}"
@@ -270,7 +274,7 @@ fn a_server_that_is_killed_at_any_step_of_an_upgrade_loses_nothing() {
             server_log(&world).contains("stopped at step")
         });
         if step == "checked" {
-            let refused = message(&world.ask(&server, &["upgrade"]));
+            let refused = message(&world.run(&server, &["upgrade"]));
             assert!(refused.contains("under way"), "{refused}");
         }
         server.kill();
@@ -293,12 +297,12 @@ fn clients_of_a_snapshot_stay_connected_through_an_upgrade() {
     let server = serve(&world, &[], None);
     let mut client = server.connect("demo");
     client.write(0, &block(1, 1)).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@one"]);
-    world.done(&server, &["attach", "demo@one", "--transport", "nbd"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["attach", "demo@one", "--transport", "nbd"]);
     client.write(0, &block(1, 2)).unwrap();
     let mut reader = server.connect("demo@one");
     for _ in 0..2 {
-        world.done(&server, &["upgrade"]);
+        world.expect_success(&server, &["upgrade"]);
         assert_eq!(reader.read(0, BLOCK).unwrap(), block(1, 1));
         assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 2));
     }
@@ -310,14 +314,14 @@ fn clients_that_wait_for_their_volume_stay_connected_through_a_second_upgrade() 
     let server = serve(&world, &[], None);
     let mut client = server.connect("demo");
     client.write(0, &block(1, 1)).unwrap();
-    world.done(&server, &["snapshot", "create", "demo@one"]);
-    world.done(&server, &["attach", "demo@one", "--transport", "nbd"]);
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["attach", "demo@one", "--transport", "nbd"]);
     let mut reader = server.connect("demo@one");
     client.write(0, &block(1, 2)).unwrap();
     // Without the store the snapshot cannot be opened, and its clients wait.
     world.swap_store_and_file();
     for round in 3..6 {
-        world.done(&server, &["upgrade"]);
+        world.expect_success(&server, &["upgrade"]);
         client.write(0, &block(1, round)).unwrap();
     }
     world.swap_store_and_file();
@@ -368,7 +372,7 @@ fn requests_that_are_sent_without_waiting_are_answered_once_through_upgrades() {
         let taken = scope.spawn(|| take_replies(&stream, REQUESTS));
         let mut upgrades = 0;
         while !taken.is_finished() && upgrades < 8 {
-            world.done(&server, &["upgrade"]);
+            world.expect_success(&server, &["upgrade"]);
             upgrades += 1;
         }
         taken.join().unwrap();
@@ -404,7 +408,7 @@ fn a_request_of_which_half_came_before_an_upgrade_is_answered_after_it() {
                 }
                 (&stream).write_all(&bytes[cut..])
             });
-            world.done(&server, &["upgrade"]);
+            world.expect_success(&server, &["upgrade"]);
             rest.join().unwrap().unwrap();
         });
         take_replies(&stream, 1);
@@ -417,7 +421,7 @@ fn a_program_that_serves_is_not_given_up_when_its_time_is_over() {
     let world = World::new();
     let server = serve(&world, &[], None);
     let mut client = server.connect("demo");
-    world.done(&server, &["upgrade", "--timeout", "2s"]);
+    world.expect_success(&server, &["upgrade", "--timeout", "2s"]);
     let until = std::time::Instant::now() + Duration::from_millis(2500);
     let mut round = 0;
     while std::time::Instant::now() < until {

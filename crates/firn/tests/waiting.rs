@@ -14,7 +14,7 @@ use serde_json::Value;
 const ROUNDS: u32 = 4;
 
 fn list(world: &World, server: &Server) -> Value {
-    serde_json::from_str(&world.done(server, &["volume", "list", "--json"])).unwrap()
+    serde_json::from_str(&world.expect_success(server, &["volume", "list", "--json"])).unwrap()
 }
 
 /// Status and text of `/readyz`.
@@ -44,21 +44,21 @@ fn a_volume_that_another_host_holds_waits_and_the_others_are_served() {
     let listed = list(&world, &two);
     assert_eq!(listed["waiting"][0]["name"], "demo", "{listed}");
     assert_eq!(listed["waiting"][0]["code"], "volume-held", "{listed}");
-    let shown = world.done(&two, &["volume", "list"]);
+    let shown = world.expect_success(&two, &["volume", "list"]);
     assert!(
         shown.contains("held, waiting") && shown.contains("is retried"),
         "{shown}"
     );
     let waits = world.show(&two, "demo")["waiting"].clone();
     assert!(waits.as_str().unwrap().contains("--take-over"), "{waits}");
-    let said = world.fails(&two, &["sync", "demo"]);
+    let said = world.expect_failure(&two, &["sync", "demo"]);
     assert!(said.contains("not known to be stored"), "{said}");
     // The owner noticed nothing.
     one.connect("demo").write(4096, &[1; 4096]).unwrap();
-    world.done(&one, &["sync", "demo"]);
+    world.expect_success(&one, &["sync", "demo"]);
 
     eventually("the release", || {
-        world.ask(&one, &["detach", "demo"]).status.success()
+        world.run(&one, &["detach", "demo"]).status.success()
     });
     eventually("the opening", || {
         readiness(&two) == (200, "ready\n".to_owned())
@@ -76,7 +76,7 @@ fn a_volume_that_waits_is_let_go_of_by_detach_and_waits_again_after_a_restart_un
     // Not told again which volume: the wait outlives the server.
     let two = world.serve("two", &[]);
     assert_eq!(readiness(&two).0, 503);
-    world.done(&two, &["detach", "demo"]);
+    world.expect_success(&two, &["detach", "demo"]);
     assert_eq!(readiness(&two).0, 200);
     assert!(two.stop().success());
     assert_eq!(readiness(&world.serve("two", &[])).0, 200);
@@ -87,7 +87,7 @@ fn a_volume_is_served_by_the_same_command_line_after_it_was_resized_and_grown_by
     let world = World::new();
     let args = ["--volume", "demo=8MiB"];
     let server = world.serve("cache", &args);
-    world.done(&server, &["volume", "resize", "demo", "16MiB"]);
+    world.expect_success(&server, &["volume", "resize", "demo", "16MiB"]);
     assert!(server.stop().success());
     let server = world.serve("cache", &args);
     assert_eq!(server.connect("demo").size, 16 << 20);
@@ -109,7 +109,7 @@ fn a_take_over_is_of_one_volume_and_says_what_is_given_up() {
     let volumes = ["--volume", "a=8MiB", "--volume", "b=8MiB", "--rpo", "1h"];
     let old = world.serve("old", &volumes);
     old.connect("a").write(0, &[1; 4096]).unwrap();
-    world.done(&old, &["sync", "a"]);
+    world.expect_success(&old, &["sync", "a"]);
     old.connect("a").write(4096, &[2; 4096]).unwrap();
     let mut to_b = old.connect("b");
     to_b.write(0, &[3; 4096]).unwrap();
@@ -133,13 +133,13 @@ fn a_take_over_is_of_one_volume_and_says_what_is_given_up() {
     // The other volume is as safe as before.
     assert_eq!(world.show(&new, "b")["state"], "held");
     to_b.write(4096, &[4; 4096]).unwrap();
-    world.done(&old, &["sync", "b"]);
+    world.expect_success(&old, &["sync", "b"]);
     // Nothing is given up twice, and scripts find it in the API.
     let again = ["attach", "a", "--transport", "nbd", "--take-over", "--json"];
-    let again: Value = serde_json::from_str(&world.done(&new, &again)).unwrap();
+    let again: Value = serde_json::from_str(&world.expect_success(&new, &again)).unwrap();
     assert!(again["given_up"].is_null(), "{again}");
     let other = ["attach", "b", "--transport", "nbd", "--take-over", "--json"];
-    let other: Value = serde_json::from_str(&world.done(&new, &other)).unwrap();
+    let other: Value = serde_json::from_str(&world.expect_success(&new, &other)).unwrap();
     assert_eq!(other["given_up"]["stored_lsn"], 2, "{other}");
     assert!(
         other["given_up"]["owner"]
@@ -167,7 +167,7 @@ fn a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back() 
         let world = World::new();
         let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
         server.connect("demo").write(0, &[1; 4096]).unwrap();
-        world.done(&server, &["sync", "demo"]);
+        world.expect_success(&server, &["sync", "demo"]);
         server.connect("demo").write(4096, &[2; 4096]).unwrap();
         server.kill();
         fs::rename(world.path("store"), world.path("away")).unwrap();
@@ -179,7 +179,7 @@ fn a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back() 
         assert_eq!(status, 200, "{said}");
         assert!(said.contains("is it mounted?"), "{said}");
         assert!(said.contains("volume demo: unchecked"), "{said}");
-        let listed = world.ask(&server, &["volume", "list", "--json"]);
+        let listed = world.run(&server, &["volume", "list", "--json"]);
         let said = message(&listed);
         assert_eq!(
             listed.status.code(),
@@ -199,7 +199,7 @@ fn a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back() 
         let found = client.read(0, 8192).unwrap();
         assert_eq!(found, [vec![1; 4096], vec![2; 4096]].concat());
         drop(client);
-        world.done(&server, &["sync", "demo"]);
+        world.expect_success(&server, &["sync", "demo"]);
         assert!(server.stop().success());
     }
 }
@@ -227,9 +227,9 @@ fn a_volume_that_this_host_deleted_is_made_anew_by_its_next_start() {
             }
         });
         eventually("the detach", || {
-            world.ask(&server, &["detach", "demo"]).status.success()
+            world.run(&server, &["detach", "demo"]).status.success()
         });
-        world.done(&server, &["volume", "delete", "demo"]);
+        world.expect_success(&server, &["volume", "delete", "demo"]);
         if round % 2 == 0 {
             assert!(server.stop().success());
         } else {
@@ -244,7 +244,7 @@ fn killed_without_its_store(world: &World, meanwhile: impl FnOnce()) -> Server {
     let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
     let mut client = server.connect("demo");
     client.write(0, &[1; 4096]).unwrap();
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     client.flush().unwrap();
     client.write(4096, &[2; 4096]).unwrap();
     server.kill();
@@ -287,7 +287,7 @@ fn a_volume_that_its_log_continues_is_served_before_the_store_answers_and_checke
     let mut client = server.connect("demo");
     assert_eq!(client.read(8192, 4096).unwrap(), [3; 4096]);
     std::thread::scope(|scope| {
-        let synced = scope.spawn(|| world.ask(&server, &["sync", "demo"]));
+        let synced = scope.spawn(|| world.run(&server, &["sync", "demo"]));
         let mut other = server.connect("demo");
         let read = scope.spawn(move || other.read(0, 4096).unwrap());
         client.write(12288, &[4; 4096]).unwrap();
@@ -301,7 +301,7 @@ fn a_volume_that_its_log_continues_is_served_before_the_store_answers_and_checke
     eventually("the check", || {
         readiness(&server) == (200, "ready\n".to_owned())
     });
-    world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
     drop(client);
     assert!(server.stop().success());
     let server = world.serve("other", &["--volume", "demo=8MiB"]);
@@ -318,7 +318,7 @@ fn a_volume_that_was_taken_over_before_it_is_checked_ends_and_its_writes_are_for
         let new = world.serve("new", &[]);
         world.take_over(&new, "demo");
         new.connect("demo").write(4096, &[9; 4096]).unwrap();
-        world.done(&new, &["sync", "demo"]);
+        world.expect_success(&new, &["sync", "demo"]);
         new.kill();
     });
     let mut client = server.connect("demo");
@@ -329,12 +329,12 @@ fn a_volume_that_was_taken_over_before_it_is_checked_ends_and_its_writes_are_for
     drop(client);
     server.kill();
     let server = world.serve("cache", &[]);
-    let listed = world.done(&server, &["rescue", "list", "--json"]);
+    let listed = world.expect_success(&server, &["rescue", "list", "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["tails"][0]["rescue"], true, "{listed}");
     // What its writer was told is there, and what it was refused is not.
-    world.done(&server, &["rescue", "fork", "demo", "saved"]);
-    world.done(&server, &["attach", "saved", "--transport", "nbd"]);
+    world.expect_success(&server, &["rescue", "fork", "demo", "saved"]);
+    world.expect_success(&server, &["attach", "saved", "--transport", "nbd"]);
     let saved = server.connect("saved").read(0, 16384).unwrap();
     let block = |fill: u8| vec![fill; 4096];
     assert_eq!(saved, [block(1), block(2), block(3), block(0)].concat());
@@ -379,11 +379,11 @@ fn a_command_that_waits_finds_a_server_that_starts_later_and_a_volume_that_is_le
     assert!(ask(attach).status.success());
     // Another host has it: it is waited for until that one lets it go.
     let other = world.serve("two", &[]);
-    let refused = world.fails(&other, attach);
+    let refused = world.expect_failure(&other, attach);
     assert!(refused.contains("held by"), "{refused}");
     std::thread::scope(|scope| {
-        let taken = scope.spawn(|| world.ask(&other, &[attach, &patient].concat()));
-        world.done(&server, &["detach", "demo"]);
+        let taken = scope.spawn(|| world.run(&other, &[attach, &patient].concat()));
+        world.expect_success(&server, &["detach", "demo"]);
         let taken = taken.join().unwrap();
         assert!(taken.status.success(), "{}", message(&taken));
     });
@@ -415,9 +415,9 @@ fn a_command_gives_up_when_its_time_is_over() {
     // another thread may answer.
     let stopped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED);
     assert!(stopped.unwrap().unwrap().1.stopped());
-    gave_up(world.ask(&server, &["sync", "demo", "--timeout", "300ms"]));
+    gave_up(world.run(&server, &["sync", "demo", "--timeout", "300ms"]));
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
-    world.done(&server, &["sync", "demo", "--timeout", "60s"]);
+    world.expect_success(&server, &["sync", "demo", "--timeout", "60s"]);
 }
 
 #[test]
@@ -425,13 +425,13 @@ fn what_cannot_be_mounted_says_why_and_no_uri_is_taken_for_a_disk() {
     let world = World::new();
     let server = world.serve("one", &["--volume", "demo=8MiB"]);
     let mount = ["attach", "demo", "--mount", "here", "--mkfs", "ext4"];
-    let senseless = world.ask(&server, &[&mount[..], &["--transport", "nbd"]].concat());
+    let senseless = world.run(&server, &[&mount[..], &["--transport", "nbd"]].concat());
     assert_eq!(senseless.status.code(), Some(2), "{}", message(&senseless));
     if std::path::Path::new("/dev/ublk-control").exists() {
         println!("skipped: this machine has disks, and they are not this test's");
         return;
     }
-    let said = world.fails(&server, &mount);
+    let said = world.expect_failure(&server, &mount);
     assert!(
         said.contains("modprobe ublk_drv") || said.contains("io_uring"),
         "{said}"
@@ -448,14 +448,14 @@ fn a_volume_is_called_stored_only_where_it_is_open_and_closed_where_nobody_has_i
     fs::remove_dir_all(world.path("cache")).unwrap();
     // Another host to the store: the one that had the volume is lost, and its writes with it.
     let server = world.serve("cache", &[]);
-    let said = world.fails(&server, &["sync", "demo"]);
+    let said = world.expect_failure(&server, &["sync", "demo"]);
     assert!(
         said.contains("held by") && said.contains("not known to be stored"),
         "{said}"
     );
     world.take_over(&server, "demo");
-    world.done(&server, &["sync", "demo"]);
-    world.done(&server, &["detach", "demo"]);
-    let said = world.done(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["detach", "demo"]);
+    let said = world.expect_success(&server, &["sync", "demo"]);
     assert!(said.contains("closed here; nothing to upload"), "{said}");
 }

@@ -42,9 +42,9 @@ fn is_data(key: &&String) -> bool {
 #[test]
 fn a_whole_store_is_found_whole_and_what_volumes_share_is_read_once() {
     let (world, _) = furnished();
-    let shallow = check_all(&world.lasting.objects, false);
+    let shallow = check_all(&world.env.objects, false);
     assert_eq!(shallow.damage, []);
-    let deep = check_all(&world.lasting.objects, true);
+    let deep = check_all(&world.env.objects, true);
     assert_eq!(deep.damage, []);
     let counts = deep.counts;
     assert_eq!((counts.volumes, counts.snapshots), (2, 1));
@@ -52,7 +52,7 @@ fn a_whole_store_is_found_whole_and_what_volumes_share_is_read_once() {
         counts.chunks > 10 && shallow.counts.chunks == 0,
         "{counts:?}"
     );
-    let packs = world.lasting.objects.keys();
+    let packs = world.env.objects.keys();
     let packs = packs.filter(|key| key.starts_with("packs/")).count();
     assert_eq!(counts.packs, packs as u64, "each once");
 }
@@ -60,7 +60,7 @@ fn a_whole_store_is_found_whole_and_what_volumes_share_is_read_once() {
 #[test]
 fn each_object_that_is_gone_or_cut_short_is_named_with_what_it_costs() {
     let (world, _) = furnished();
-    let objects = &world.lasting.objects;
+    let objects = &world.env.objects;
     for key in objects.keys().filter(is_data) {
         let mut gone = objects.clone();
         gone.remove(key);
@@ -112,7 +112,7 @@ fn content(world: &World) -> Option<Vec<Vec<u8>>> {
 fn what_a_deep_check_finds_whole_can_be_read_and_is_what_it_was() {
     let (mut world, _) = furnished();
     let whole = content(&world).expect("readable");
-    let objects = world.lasting.objects.clone();
+    let objects = world.env.objects.clone();
     let (mut found, mut tried) = (0, 0);
     for (key, (data, _)) in objects.iter().filter(|(key, _)| is_data(key)) {
         for at in [data.len() / 3, data.len() / 2, data.len() * 3 / 4] {
@@ -120,7 +120,7 @@ fn what_a_deep_check_finds_whole_can_be_read_and_is_what_it_was() {
             let mut flipped = objects.clone();
             flipped.get_mut(key).expect("it is there").0[at] ^= 0x10;
             if check_all(&flipped, true).damage.is_empty() {
-                world.lasting.objects = flipped;
+                world.env.objects = flipped;
                 let read = content(&world);
                 assert!(
                     read.as_ref() == Some(&whole),
@@ -137,7 +137,7 @@ fn what_a_deep_check_finds_whole_can_be_read_and_is_what_it_was() {
 #[test]
 fn damage_that_forks_and_snapshots_share_is_told_of_each() {
     let (world, _) = furnished();
-    let mut objects = world.lasting.objects.clone();
+    let mut objects = world.env.objects.clone();
     // The oldest pack has what was written before all of them.
     let oldest = objects.keys().find(|key| key.starts_with("packs/"));
     let oldest = oldest.expect("a pack").clone();
@@ -158,11 +158,11 @@ fn damage_that_forks_and_snapshots_share_is_told_of_each() {
 #[test]
 fn a_check_beside_a_host_that_folds_and_collects_finds_no_damage() {
     let (mut world, volume) = furnished();
-    let before = world.lasting.objects.clone();
+    let before = world.env.objects.clone();
     write_over(&mut world, &volume, 60);
     gc(&mut world);
     gc(&mut world);
-    let after = world.lasting.objects.clone();
+    let after = world.env.objects.clone();
     assert!(
         before
             .keys()
@@ -177,7 +177,7 @@ fn a_check_beside_a_host_that_folds_and_collects_finds_no_damage() {
 #[test]
 fn names_that_are_not_there_and_stores_that_say_nothing_are_errors_in_words() {
     let (world, _) = furnished();
-    let objects = &world.lasting.objects;
+    let objects = &world.env.objects;
     let none = check_moving(objects, objects, 0, &["dmo"], false);
     assert_eq!(none, Err(CheckError::NoSuchVolume("dmo".into())));
     let bad = check_moving(objects, objects, 0, &["a/b"], false);

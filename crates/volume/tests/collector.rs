@@ -6,7 +6,7 @@ mod support;
 
 use support::hosts::{close, elsewhere};
 use support::points::{done, gc, packs, write_over};
-use support::{Lasting, World, options, with_volume};
+use support::{Environment, World, options, with_volume};
 use volume::Options;
 use volume::collect::candidates::{CANDIDATES_KEY, Candidates};
 use volume::object::root::Root;
@@ -21,7 +21,7 @@ fn what_was_written_over_goes_and_another_host_finds_everything_else() {
     for fill in [1, 21, 41] {
         write_over(&mut world, &volume, fill);
     }
-    let before = packs(&world.lasting);
+    let before = packs(&world.env);
     let first = gc(&mut world);
     assert!(first.garbage.objects > 10, "{first:?}");
     let second = gc(&mut world);
@@ -30,7 +30,7 @@ fn what_was_written_over_goes_and_another_host_finds_everything_else() {
         "{second:?}"
     );
     assert_eq!(second.recovered.objects, 0);
-    let after = packs(&world.lasting);
+    let after = packs(&world.env);
     assert!(after * 2 < before, "{after} of {before} packs are left");
     let mut other = elsewhere(&world);
     let theirs = other.try_open("demo", true).expect("opened");
@@ -46,13 +46,13 @@ fn what_was_written_over_goes_and_another_host_finds_everything_else() {
 fn what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
-    let objects: Vec<String> = world.lasting.objects.keys().cloned().collect();
+    let objects: Vec<String> = world.env.objects.keys().cloned().collect();
     let first = gc(&mut world);
     assert!(first.garbage.objects > 0);
     assert_eq!(first.removed.objects, 0);
     let is_data = |key: &&String| key.starts_with("packs/") || key.starts_with("indexes/");
     for key in objects.iter().filter(is_data) {
-        assert!(world.lasting.objects.contains_key(key), "{key}");
+        assert!(world.env.objects.contains_key(key), "{key}");
     }
     assert!(gc(&mut world).removed.objects > 0);
 }
@@ -62,7 +62,7 @@ fn a_dry_run_says_what_a_pass_would_find_and_changes_nothing() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
     gc(&mut world);
-    let before = world.lasting.objects.clone();
+    let before = world.env.objects.clone();
     let answer = world.host.collect_garbage(true);
     let found = done(&mut world, &answer);
     assert!(
@@ -70,7 +70,7 @@ fn a_dry_run_says_what_a_pass_would_find_and_changes_nothing() {
         "{found:?}"
     );
     assert_eq!(found.removed.objects, 0);
-    assert!(world.lasting.objects == before);
+    assert!(world.env.objects == before);
 }
 
 #[test]
@@ -79,8 +79,8 @@ fn a_pass_that_may_remove_nothing_has_failed_and_says_why() {
     write_over(&mut world, &volume, 1);
     let first = gc(&mut world);
     assert!(first.garbage.objects > 0 && first.reason_nothing_was_removed().is_none());
-    world.lasting.refuses_deletes = true;
-    let before = packs(&world.lasting);
+    world.env.refuses_deletes = true;
+    let before = packs(&world.env);
     for failures in 1..=2 {
         let found = gc(&mut world);
         assert!(found.failed.objects >= first.garbage.objects, "{found:?}");
@@ -97,8 +97,8 @@ fn a_pass_that_may_remove_nothing_has_failed_and_says_why() {
         assert!(report.failed_removals >= failures * first.garbage.objects);
         assert!(report.last_error.is_some_and(|error| error.contains(&why)));
     }
-    assert_eq!(packs(&world.lasting), before);
-    world.lasting.refuses_deletes = false;
+    assert_eq!(packs(&world.env), before);
+    world.env.refuses_deletes = false;
     let found = gc(&mut world);
     assert!(found.removed.objects >= first.garbage.objects, "{found:?}");
     let report = world.host.collector();
@@ -114,16 +114,16 @@ fn a_candidate_that_is_reached_again_stays_and_is_counted() {
     world.pass(2_000);
     let root = world.host.fork_volume("demo", "child");
     done(&mut world, &root);
-    let early = world.lasting.objects[&root_key("child")].clone();
+    let early = world.env.objects[&root_key("child")].clone();
     let pin = |key: &&String| key.starts_with("pins/");
-    let pin = world.lasting.objects.keys().find(pin).cloned();
-    world.lasting.objects.remove(&pin.expect("a pin"));
-    world.lasting.objects.remove(&root_key("child"));
+    let pin = world.env.objects.keys().find(pin).cloned();
+    world.env.objects.remove(&pin.expect("a pin"));
+    world.env.objects.remove(&root_key("child"));
     write_over(&mut world, &volume, 20);
     let first = gc(&mut world);
     assert!(first.garbage.objects > 0);
     // A root comes back that reaches what a pass found reached by nobody.
-    world.lasting.objects.insert(root_key("child"), early);
+    world.env.objects.insert(root_key("child"), early);
     let second = gc(&mut world);
     assert!(second.recovered.objects > 0, "{second:?}");
     assert_eq!(world.host.collector().recovered, second.recovered.objects);
@@ -145,19 +145,19 @@ fn a_root_that_cannot_be_read_keeps_everything_and_is_named() {
     gc(&mut world);
     let key = root_key("other");
     world
-        .lasting
+        .env
         .objects
         .get_mut(&key)
         .expect("there")
         .0
         .truncate(40);
-    let before = packs(&world.lasting);
+    let before = packs(&world.env);
     let answer = world.host.collect_garbage(false);
     let error = world
         .wait(|_| answer.try_take())
         .expect_err("it cannot be read");
     assert!(error.to_string().contains(&key), "{error}");
-    assert_eq!(packs(&world.lasting), before);
+    assert_eq!(packs(&world.env), before);
     let report = world.host.collector();
     assert_eq!((report.failures_in_a_row, report.passes), (1, 1));
     assert!(report.last_error.is_some());
@@ -172,7 +172,7 @@ fn what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_th
     write_over(&mut world, &volume, 20);
     close(&mut world, &volume);
     // The host goes on in a new session, without it, and its log names it no more.
-    let mut world = World::start(world.lasting.copy());
+    let mut world = World::start(world.env.copy());
     drop(other);
     let other = world.open("other");
     for fill in [1, 40, 80] {
@@ -180,7 +180,7 @@ fn what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_th
         gc(&mut world);
     }
     let key = root_key("demo");
-    let root = world.lasting.objects.remove(&key).expect("there");
+    let root = world.env.objects.remove(&key).expect("there");
     let id = Root::decode(&root.0).expect("a root").volume;
     let fails = |world: &mut World| {
         let answer = world.host.collect_garbage(false);
@@ -196,8 +196,8 @@ fn what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_th
     assert!(said.iter().any(|error| error.contains(&remedy)), "{said:?}");
     assert_eq!(world.host.collector().missing_root, Some(id));
     // It was a mistake, and the root is put back.
-    let before = packs(&world.lasting);
-    world.lasting.objects.insert(key.clone(), root.clone());
+    let before = packs(&world.env);
+    world.env.objects.insert(key.clone(), root.clone());
     let mut there = elsewhere(&world);
     let theirs = there.try_open("demo", true).expect("opened");
     for place in 0..4 {
@@ -211,13 +211,13 @@ fn what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_th
     gc(&mut world);
     assert_eq!(world.host.collector().missing_root, None);
     // It was not.
-    world.lasting.objects.remove(&key);
+    world.env.objects.remove(&key);
     let forgotten = world.host.forget_volume(id);
     done(&mut world, &forgotten);
     for _ in 0..3 {
         gc(&mut world);
     }
-    assert!(packs(&world.lasting) < before);
+    assert!(packs(&world.env) < before);
     assert_eq!(world.host.collector().missing_root, None);
 }
 
@@ -227,7 +227,7 @@ fn a_pass_that_somebody_asks_for_has_open_volumes_folded_first() {
         deltas_max: 1_000,
         ..options()
     };
-    let world = World::try_start(Lasting::default(), options);
+    let world = World::try_start(Environment::default(), options);
     let mut world = world.unwrap_or_else(|failed| panic!("{}", failed.0));
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
@@ -248,12 +248,12 @@ fn a_pass_that_slept_while_another_one_ended_removes_nothing() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
     gc(&mut world);
-    let lists = |world: &World| world.lasting.store_requests["list"];
+    let lists = |world: &World| world.env.store_requests["list"];
     let before = lists(&world);
     let answer = world.host.collect_garbage(true);
     assert!(done(&mut world, &answer).garbage.objects > 0);
     let lists_of_a_look = lists(&world) - before;
-    world.lasting.store_ms = 20;
+    world.env.store_ms = 20;
     let before = lists(&world);
     let answer = world.host.collect_garbage(false);
     // It knows its candidates by now, and has removed nothing yet.
@@ -261,14 +261,14 @@ fn a_pass_that_slept_while_another_one_ended_removes_nothing() {
         world.pass(10);
     }
     assert!(answer.try_take().is_none());
-    let versions = world.lasting.versions + 1;
-    let objects = &mut world.lasting.objects;
+    let versions = world.env.versions + 1;
+    let objects = &mut world.env.objects;
     let (bytes, version) = objects.get_mut(CANDIDATES_KEY).expect("a pass left them");
     let mut others = Candidates::decode(bytes).expect("candidates");
     others.passes += 1;
     *bytes = others.encode();
     *version = versions;
-    world.lasting.versions = versions;
+    world.env.versions = versions;
     let found = done(&mut world, &answer);
     assert!(found.is_overtaken, "{found:?}");
     assert_eq!(found.removed.objects, 0, "{found:?}");
@@ -280,7 +280,7 @@ fn damaged_candidates_prove_nothing_and_end_no_pass() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
     assert!(gc(&mut world).garbage.objects > 0);
-    let objects = &mut world.lasting.objects;
+    let objects = &mut world.env.objects;
     let candidates = objects.get_mut(CANDIDATES_KEY).expect("a pass left them");
     candidates.0.truncate(50);
     assert_eq!(
@@ -290,7 +290,7 @@ fn damaged_candidates_prove_nothing_and_end_no_pass() {
     );
     assert!(gc(&mut world).removed.objects > 0);
     // A newer firn may know why something must stay.
-    let objects = &mut world.lasting.objects;
+    let objects = &mut world.env.objects;
     let candidates = objects.get_mut(CANDIDATES_KEY).expect("a pass left them");
     candidates.0[8] += 1;
     let answer = world.host.collect_garbage(false);
@@ -308,9 +308,9 @@ fn a_pass_that_removes_much_does_not_read_its_candidates_again_and_again() {
     }
     gc(&mut world);
     let mut gets = || {
-        let before = world.lasting.store_requests["get"];
+        let before = world.env.store_requests["get"];
         let found = gc(&mut world);
-        let after = world.lasting.store_requests["get"];
+        let after = world.env.store_requests["get"];
         (after - before, found.removed.objects)
     };
     let (gets_of_some, removed) = gets();
@@ -330,13 +330,13 @@ fn a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_
     }
     let (busy, mute) = (world.open("busy"), world.open("mute"));
     let key = root_key("idle");
-    world.lasting.failing_keys.push(key.clone());
+    world.env.failing_keys.push(key.clone());
     for nth in 0..20_u8 {
         world.write(&busy, 0, 1 + nth, 4096);
         world.sync(&busy);
     }
-    let records = |lasting: &Lasting| {
-        let keys = lasting.objects.keys();
+    let records = |env: &Environment| {
+        let keys = env.objects.keys();
         keys.filter(|key| key.contains("/log/")).count()
     };
     let fails = |world: &mut World| {
@@ -346,7 +346,7 @@ fn a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_
     };
     let error = fails(&mut world);
     assert!(error.contains(&key), "{error}");
-    assert!(records(&world.lasting) <= 2, "the log of this host shrinks");
+    assert!(records(&world.env) <= 2, "the log of this host shrinks");
     let report = world.host.collector();
     assert_eq!(
         (report.failures_in_a_row, report.busy_since_unix_ms),
@@ -354,14 +354,14 @@ fn a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_
     );
     assert!(report.last_error.is_some_and(|error| error.contains(&key)));
     // One that is open here, and whose own root is to be written.
-    world.lasting.failing_keys.clear();
+    world.env.failing_keys.clear();
     world.write(&mute, 0, 1, 4096);
     world.sync(&mute);
-    world.lasting.failing_keys.push(root_key("mute"));
+    world.env.failing_keys.push(root_key("mute"));
     let error = fails(&mut world);
     assert!(error.contains(&root_key("mute")), "{error}");
     // It goes on by itself, and costs no stop.
-    world.lasting.failing_keys.clear();
+    world.env.failing_keys.clear();
     world.pass(10_000);
     gc(&mut world);
     world.write(&mute, 0, 2, 4096);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use support::hosts::{close, elsewhere};
 use support::points::{delete_snapshot, done, gc, snapshot, write_over};
-use support::{Lasting, with_volume};
+use support::{Environment, with_volume};
 use volume::object::root::Root;
 use volume::object::root_key;
 use volume::units::Epoch;
@@ -48,13 +48,13 @@ fn what_a_pin_names_stays_though_its_child_is_not_there_yet() {
     let forked = world.host.fork_volume("demo", "child");
     done(&mut world, &forked);
     // The fork's root is on its way.
-    let root = world.lasting.objects.remove(&root_key("child"));
+    let root = world.env.objects.remove(&root_key("child"));
     write_over(&mut world, &volume, 60);
     for _ in 0..3 {
         gc(&mut world);
     }
     world
-        .lasting
+        .env
         .objects
         .insert(root_key("child"), root.expect("made"));
     let mut other = elsewhere(&world);
@@ -70,15 +70,15 @@ fn a_pin_goes_when_its_child_has_a_root_and_never_before() {
     write_over(&mut world, &volume, 20);
     let forked = world.host.fork_volume("demo", "child");
     done(&mut world, &forked);
-    let root = world.lasting.objects.remove(&root_key("child"));
+    let root = world.env.objects.remove(&root_key("child"));
     gc(&mut world);
-    assert_eq!(pins(&world.lasting), 1, "its child may come yet");
+    assert_eq!(pins(&world.env), 1, "its child may come yet");
     world
-        .lasting
+        .env
         .objects
         .insert(root_key("child"), root.expect("made"));
     assert_eq!(gc(&mut world).needless_pins, 1);
-    assert_eq!(pins(&world.lasting), 0);
+    assert_eq!(pins(&world.env), 0);
     write_over(&mut world, &volume, 60);
     for _ in 0..3 {
         gc(&mut world);
@@ -91,8 +91,8 @@ fn a_pin_goes_when_its_child_has_a_root_and_never_before() {
 }
 
 /// Pins that stand in the store.
-fn pins(lasting: &Lasting) -> usize {
-    let keys = lasting.objects.keys();
+fn pins(env: &Environment) -> usize {
+    let keys = env.objects.keys();
     keys.filter(|key| key.starts_with("pins/")).count()
 }
 
@@ -110,9 +110,9 @@ fn a_pin_goes_when_its_child_was_deleted_and_its_name_taken_again_before_a_pass(
             delete_snapshot(&mut world, "demo@one").expect("deleted");
         }
     }
-    assert!(pins(&world.lasting) >= 4);
+    assert!(pins(&world.env) >= 4);
     assert_eq!(gc(&mut world).needless_pins, 4);
-    assert_eq!(pins(&world.lasting), 0);
+    assert_eq!(pins(&world.env), 0);
     for _ in 0..3 {
         assert_eq!(gc(&mut world).recovered.objects, 0);
     }
@@ -137,9 +137,9 @@ fn a_restores_pin_goes_when_its_volume_was_deleted_and_its_name_taken_again_befo
     let deleted = world.host.delete_volume("demo");
     done(&mut world, &deleted);
     world.create("demo", 64 * MIB);
-    assert!(pins(&world.lasting) > 0);
+    assert!(pins(&world.env) > 0);
     gc(&mut world);
-    assert_eq!(pins(&world.lasting), 0);
+    assert_eq!(pins(&world.env), 0);
 }
 
 #[test]
@@ -150,26 +150,26 @@ fn a_pin_stays_while_its_child_may_come_though_another_took_the_name_meanwhile()
     let mut slow = elsewhere(&world);
     let forked = slow.host.fork_volume("demo", "child");
     done(&mut slow, &forked);
-    let mut brought = brought(&world.lasting, &slow.lasting);
+    let mut brought = brought(&world.env, &slow.env);
     let (bytes, _) = brought.remove(&root_key("child")).expect("made");
-    world.lasting.objects.extend(brought);
+    world.env.objects.extend(brought);
     world.create("child", 64 * MIB);
     write_over(&mut world, &volume, 60);
     for _ in 0..3 {
         gc(&mut world);
     }
-    assert_eq!(pins(&world.lasting), 1);
+    assert_eq!(pins(&world.env), 1);
     let deleted = world.host.delete_volume("child");
     done(&mut world, &deleted);
-    let (tombstone, _) = &world.lasting.objects[&root_key("child")];
+    let (tombstone, _) = &world.env.objects[&root_key("child")];
     let tombstone = Root::decode(tombstone).expect("a root");
     let mut root = Root::decode(&bytes).expect("a root");
     root.epoch = Epoch(tombstone.epoch.0 + 1);
     root.since = root.epoch;
     root.sequence = tombstone.sequence + 1;
-    world.lasting.versions += 1;
-    let version = world.lasting.versions;
-    let objects = &mut world.lasting.objects;
+    world.env.versions += 1;
+    let version = world.env.versions;
+    let objects = &mut world.env.objects;
     objects.insert(root_key("child"), (root.encode(), version));
     let mut other = elsewhere(&world);
     let child = other.open("child");
@@ -179,7 +179,7 @@ fn a_pin_stays_while_its_child_may_come_though_another_took_the_name_meanwhile()
 }
 
 /// Objects that the second store has and the first has not.
-fn brought(before: &Lasting, after: &Lasting) -> BTreeMap<String, (Vec<u8>, u64)> {
+fn brought(before: &Environment, after: &Environment) -> BTreeMap<String, (Vec<u8>, u64)> {
     let objects = after.objects.iter();
     let is_new = |(key, _): &(&String, _)| !before.objects.contains_key(*key);
     let new = objects.filter(is_new);
@@ -203,19 +203,16 @@ fn what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes()
     let mut slow = elsewhere(&world);
     let second = slow.host.restore_volume("demo@one", "demo@later");
     done(&mut slow, &second);
-    world
-        .lasting
-        .objects
-        .extend(brought(&world.lasting, &slow.lasting));
-    let root = slow.lasting.objects[&root_key("demo")].clone();
+    world.env.objects.extend(brought(&world.env, &slow.env));
+    let root = slow.env.objects[&root_key("demo")].clone();
     gc(&mut world);
     delete_snapshot(&mut world, "demo@one").expect("deleted");
     for _ in 0..3 {
         gc(&mut world);
     }
-    world.lasting.objects.insert(root_key("demo"), root);
+    world.env.objects.insert(root_key("demo"), root);
     gc(&mut world);
-    assert_eq!(pins(&world.lasting), 0);
+    assert_eq!(pins(&world.env), 0);
     let mut other = elsewhere(&world);
     let there = other.open("demo");
     for place in 0..4 {

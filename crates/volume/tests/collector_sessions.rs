@@ -7,7 +7,7 @@ mod support;
 use blkmq::io::Op;
 use support::hosts::elsewhere;
 use support::points::{done, gc, packs, write_over};
-use support::{Lasting, World, with_volume};
+use support::{Environment, World, with_volume};
 use volume::object::root_key;
 
 const MIB: u64 = 1 << 20;
@@ -17,7 +17,7 @@ fn what_a_session_that_goes_on_has_not_named_yet_stays() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
     // Packs are in the store, and no record names them: the host does not get through.
-    world.lasting.failing_creates = usize::MAX;
+    world.env.failing_creates = usize::MAX;
     world.write(&volume, 0, 99, 4096);
     let synced = world.host.sync(&volume);
     world.pass(500);
@@ -27,8 +27,8 @@ fn what_a_session_that_goes_on_has_not_named_yet_stays() {
         let found = gc(&mut other);
         assert!(found.held.objects > 0, "{found:?}");
     }
-    world.lasting.objects = other.lasting.objects;
-    world.lasting.failing_creates = 0;
+    world.env.objects = other.env.objects;
+    world.env.failing_creates = 0;
     done(&mut world, &synced);
     let mut third = elsewhere(&world);
     let theirs = third.try_open("demo", true).expect("opened");
@@ -53,33 +53,33 @@ fn a_copy_ends_the_session_of_a_poisoned_host(before: bool) {
     world.write(&demo, 0, 1, 4096);
     world.sync(&demo);
     // The next record, which is another volume's, waits for an answer; so does whatever is behind it.
-    world.lasting.failing_creates = usize::MAX;
+    world.env.failing_creates = usize::MAX;
     world.write(&other, 0, 1, 4096);
     let _others = world.host.sync(&other);
     world.pass(500);
-    let (copy, old) = (world.lasting.copy(), packs(&world.lasting));
-    world.lasting.outage = !before;
+    let (copy, old) = (world.env.copy(), packs(&world.env));
+    world.env.outage = !before;
     world.write(&demo, 0, 99, 4096);
     world.flush(&demo);
     let synced = world.host.sync(&demo);
     world.pass(500);
-    assert_eq!(packs(&world.lasting) > old, before);
+    assert_eq!(packs(&world.env) > old, before);
     world.write(&other, 0, 2, 4096);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     world
         .request(&other, Op::Flush, &mut [])
         .expect_err("poisoned");
     // From now on roots say what is stored, and its root does not answer.
-    world.lasting.failing_keys.push(root_key("demo"));
-    world.lasting.outage = false;
-    world.lasting.failing_creates = 0;
+    world.env.failing_keys.push(root_key("demo"));
+    world.env.outage = false;
+    world.env.failing_creates = 0;
     world.pass(5_000);
-    assert!(packs(&world.lasting) > old);
+    assert!(packs(&world.env) > old);
     let said = synced.try_take();
     assert!(!matches!(said, Some(Ok(_))), "{said:?}");
-    let mut copy = World::start(Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
+    let mut copy = World::start(Environment {
+        objects: world.env.objects.clone(),
+        versions: world.env.versions + 5000,
         ..copy
     });
     copy.create("third", 64 * MIB);
@@ -89,8 +89,8 @@ fn a_copy_ends_the_session_of_a_poisoned_host(before: bool) {
     for _ in 0..3 {
         gc(&mut copy);
     }
-    world.lasting.objects = copy.lasting.objects;
-    world.lasting.failing_keys.clear();
+    world.env.objects = copy.env.objects;
+    world.env.failing_keys.clear();
     let again = world.host.sync(&demo);
     done(&mut world, &again);
     let mut elsewhere = elsewhere(&world);

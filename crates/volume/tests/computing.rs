@@ -13,7 +13,7 @@ fn a_bug_in_a_checkpoint_ends_writes_and_nothing_that_was_acknowledged_is_lost()
     let volume = world.open("disk");
     world.write(&volume, 0, 1, 4096);
     world.flush(&volume);
-    world.lasting.broken_checkpoints = true;
+    world.env.broken_checkpoints = true;
     // Until the journal's half is full, and a checkpoint is due.
     let mut flushed = 1;
     let refused = loop {

@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{Lasting, World};
+use support::{Environment, World};
 use volume::{Continuation, JournalMark, OpenMode, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -45,18 +45,14 @@ fn in_service() -> (World, Volume) {
 #[test]
 fn a_host_that_continues_another_has_all_of_it_and_reads_less_of_the_log() {
     let (world, _) = in_service();
-    let mut plain = World::start(world.lasting.copy());
-    let all = plain.lasting.bytes_read;
+    let mut plain = World::start(world.env.copy());
+    let all = plain.env.bytes_read;
     let volume = serve(&mut plain, "demo");
     assert_holds(&mut plain, &volume, 0..33);
-    let mut lasting = world.hand_over();
-    lasting.bytes_read = 0;
-    let mut next = World::start(lasting);
-    assert!(
-        next.lasting.bytes_read < all,
-        "{} {all}",
-        next.lasting.bytes_read
-    );
+    let mut env = world.hand_over();
+    env.bytes_read = 0;
+    let mut next = World::start(env);
+    assert!(next.env.bytes_read < all, "{} {all}", next.env.bytes_read);
     let volume = serve(&mut next, "demo");
     assert_holds(&mut next, &volume, 0..33);
 }
@@ -139,11 +135,11 @@ fn a_mark_that_the_log_does_not_confirm_is_not_believed() {
             ..mark
         },
     ] {
-        let mut next = World::start(Lasting {
+        let mut next = World::start(Environment {
             continues: Some(Continuation {
                 journal: Some(wrong),
             }),
-            ..world.lasting.copy()
+            ..world.env.copy()
         });
         let volume = serve(&mut next, "demo");
         assert_holds(&mut next, &volume, 0..33);
@@ -156,9 +152,9 @@ fn a_mark_from_before_another_host_wrote_to_the_log_is_not_believed() {
     let (world, _) = in_service();
     let old = world.host.journal_mark();
     let between = World::start(world.hand_over());
-    let mut lasting = between.kill();
-    lasting.continues = Some(Continuation { journal: old });
-    let mut world = World::start(lasting);
+    let mut env = between.kill();
+    env.continues = Some(Continuation { journal: old });
+    let mut world = World::start(env);
     let volume = serve(&mut world, "demo");
     assert_holds(&mut world, &volume, 0..33);
     assert_eq!(world.report.rings_lost.len(), 0);

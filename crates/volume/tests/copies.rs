@@ -6,14 +6,14 @@
 mod support;
 
 use blkmq::io::Op;
-use support::{Lasting, World};
+use support::{Environment, World};
 use volume::{OpenError, OpenMode};
 
 const MIB: u64 = 1 << 20;
 
 /// The host wrote ten blocks after the copy was made, and was killed. The copy wrote five over the same LSNs,
 /// which its poisoned log brought to the root, and was killed.
-fn host_with_a_poisoned_copy() -> Lasting {
+fn host_with_a_poisoned_copy() -> Environment {
     let mut world = World::new();
     for name in ["demo", "other"] {
         world.create(name, 64 * MIB);
@@ -21,7 +21,7 @@ fn host_with_a_poisoned_copy() -> Lasting {
     let demo = world.open("demo");
     world.write(&demo, 0, 1, 4096);
     world.sync(&demo);
-    let mut copy = world.lasting.copy();
+    let mut copy = world.env.copy();
     for block in 2..12 {
         world.write(&demo, block * 8, 10, 4096);
     }
@@ -31,19 +31,19 @@ fn host_with_a_poisoned_copy() -> Lasting {
     copy.objects = std::mem::take(&mut host.objects);
     let mut copy = World::start(copy);
     let [demo, other] = ["demo", "other"].map(|name| copy.open(name));
-    copy.lasting.outage = true;
+    copy.env.outage = true;
     for block in 0..5 {
         copy.write(&demo, block * 8, 20, 4096);
     }
     copy.flush(&demo);
     copy.write(&other, 0, 20, 4096);
-    copy.lasting.failing_syncs = 1;
+    copy.env.failing_syncs = 1;
     copy.request(&other, Op::Flush, &mut [])
         .expect_err("poisoned");
-    copy.lasting.outage = false;
+    copy.env.outage = false;
     copy.sync(&demo);
-    host.objects = std::mem::take(&mut copy.lasting.objects);
-    host.versions = copy.lasting.versions + 5000;
+    host.objects = std::mem::take(&mut copy.env.objects);
+    host.versions = copy.env.versions + 5000;
     host
 }
 
@@ -52,7 +52,7 @@ fn a_take_over_from_a_copy_that_was_cut_short_behind_its_claim_mixes_no_historie
     let mut world = World::start(host_with_a_poisoned_copy());
     let refused = world.try_open("demo", false).expect_err("its copy has it");
     assert!(matches!(refused, OpenError::Held { .. }), "{refused}");
-    world.lasting.outage_after_update = true;
+    world.env.outage_after_update = true;
     let mode = OpenMode {
         take_over: true,
         ..OpenMode::default()
@@ -61,7 +61,7 @@ fn a_take_over_from_a_copy_that_was_cut_short_behind_its_claim_mixes_no_historie
     let cut_short = world.wait(|_| opening.try_take());
     let cut_short = cut_short.expect_err("the store is gone behind the claim");
     assert!(matches!(cut_short, OpenError::Store(_)), "{cut_short}");
-    world.lasting.outage = false;
+    world.env.outage = false;
     // It is declared already: the claim is this host's.
     let demo = world.open("demo");
     for block in 0..12 {

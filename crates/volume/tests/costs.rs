@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Lasting, World, options, random_bytes, with_volume};
+use support::{Environment, World, options, random_bytes, with_volume};
 
 #[test]
 fn deltas_are_folded_and_a_cold_block_costs_two_requests() {
@@ -13,17 +13,17 @@ fn deltas_are_folded_and_a_cold_block_costs_two_requests() {
         }
         world.sync(&volume);
     }
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 9000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world.try_open("demo", true).expect("opened");
-    world.lasting.store_requests.clear();
+    world.env.store_requests.clear();
     assert_eq!(world.read_fill(&volume, 0, 4096), 1);
-    let requests: usize = world.lasting.store_requests.values().sum();
-    assert!(requests <= 2, "{:?}", world.lasting.store_requests);
+    let requests: usize = world.env.store_requests.values().sum();
+    assert!(requests <= 2, "{:?}", world.env.store_requests);
     for round in 0..12_u64 {
         for block in 0..8 {
             let sector = (round * 8 + block) * 1024;
@@ -56,21 +56,21 @@ fn a_cold_block_is_written_without_asking_the_store() {
         world.write(&volume, block * 8, 1, 4096);
     }
     world.sync(&volume);
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 9000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world.try_open("demo", true).expect("opened");
     world.run_until_idle();
-    world.lasting.store_requests.clear();
+    world.env.store_requests.clear();
     world.write(&volume, 8, 2, 4096);
     world.write(&volume, 17, 3, 512);
     assert!(
-        world.lasting.store_requests.is_empty(),
+        world.env.store_requests.is_empty(),
         "{:?}",
-        world.lasting.store_requests
+        world.env.store_requests
     );
     assert_eq!(world.read_fill(&volume, 16, 512), 1);
     assert_eq!(world.read_fill(&volume, 17, 512), 3);
@@ -83,14 +83,14 @@ fn what_was_written_in_sequence_is_read_cold_in_one_request_a_pack() {
         world.write_noise(&volume, block * 8, block + 1, 4096);
     }
     world.sync(&volume);
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 9000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world.try_open("demo", true).expect("opened");
-    world.lasting.store_requests.clear();
+    world.env.store_requests.clear();
     let data = world.read(&volume, 0, 131_072);
     for block in 0..32 {
         assert_eq!(
@@ -99,8 +99,8 @@ fn what_was_written_in_sequence_is_read_cold_in_one_request_a_pack() {
             "{block}"
         );
     }
-    let requests: usize = world.lasting.store_requests.values().sum();
-    assert_eq!(requests, 1, "{:?}", world.lasting.store_requests);
+    let requests: usize = world.env.store_requests.values().sum();
+    assert_eq!(requests, 1, "{:?}", world.env.store_requests);
 }
 
 #[test]
@@ -109,30 +109,30 @@ fn an_idle_volume_costs_no_store_requests() {
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
     world.pass(1000);
-    world.lasting.store_requests.clear();
+    world.env.store_requests.clear();
     world.pass(120_000);
     assert!(
-        world.lasting.store_requests.is_empty(),
+        world.env.store_requests.is_empty(),
         "{:?}",
-        world.lasting.store_requests
+        world.env.store_requests
     );
 }
 
 #[test]
 fn recovery_reads_a_bounded_part_of_the_log() {
     let (mut world, volume) = with_volume();
-    world.lasting.outage = true;
+    world.env.outage = true;
     for block in 0..400_u64 {
         world.write(&volume, block * 8, 1, 4096);
         if block.is_multiple_of(5) {
             world.flush(&volume);
         }
     }
-    let mut lasting = world.kill();
-    lasting.bytes_read = 0;
+    let mut env = world.kill();
+    env.bytes_read = 0;
     let log_bytes = options().log_bytes;
-    let world = World::start(lasting);
-    let read = world.lasting.bytes_read;
+    let world = World::start(env);
+    let read = world.env.bytes_read;
     // Both journal halves, a header per segment and the superblocks, whatever was written.
     let segments = log_bytes / options().segment_bytes;
     let bound = log_bytes * 72 / 1000 + 2 * 64 * 4096 + (segments + 2) * 4096;

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
 use support::hosts::taken_over;
-use support::{Lasting, World, waker, with_volume};
+use support::{Environment, World, waker, with_volume};
 use volume::object::pack::{self, Item, Section};
 use volume::{OpenError, Volume};
 
@@ -46,7 +46,7 @@ fn with_unreadable_block() -> (World, Volume) {
     }
     world.flush(&volume);
     let bad = place_of(&volume, 5 * 8);
-    world.lasting.unreadable.push(bad..bad + 4096);
+    world.env.unreadable.push(bad..bad + 4096);
     (world, volume)
 }
 
@@ -67,7 +67,7 @@ fn an_unreadable_block_of_the_log_is_stored_as_damaged_and_everything_else_goes_
     assert_eq!(volume.damaged_bytes(), 4096);
     assert_eq!(volume.watermarks().stored.lsn, volume.newest());
     // Whatever the disk gives for it later.
-    world.lasting.unreadable.clear();
+    world.env.unreadable.clear();
     assert_only_the_sixth_is_lost(&mut world, &volume);
     let (mut other, theirs) = taken_over(&world);
     assert_only_the_sixth_is_lost(&mut other, &theirs);
@@ -83,11 +83,11 @@ fn an_unreadable_block_of_the_log_is_stored_as_damaged_and_everything_else_goes_
 fn what_was_stored_as_damaged_stays_so_over_a_power_cut_and_a_fold() {
     let (mut world, volume) = with_unreadable_block();
     world.sync(&volume);
-    let mut lasting = world.kill();
-    lasting.unreadable.clear();
-    lasting.boot += 1;
-    lasting.rings.lose_all();
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.unreadable.clear();
+    env.boot += 1;
+    env.rings.lose_all();
+    let mut world = World::start(env);
     let volume = world.open("demo");
     assert_only_the_sixth_is_lost(&mut world, &volume);
     for round in 0..10 {
@@ -116,16 +116,16 @@ fn a_read_of_the_log_that_fails_for_a_while_gives_nothing_up() {
     let (mut world, volume) = with_unreadable_block();
     let answer = world.host.sync(&volume);
     world.pass(3000);
-    world.lasting.unreadable.clear();
+    world.env.unreadable.clear();
     world.wait(|_| answer.try_take()).expect("synced");
     assert_eq!(volume.damaged_bytes(), 0);
     // A disk that answers nothing at all is waited for.
     world.write(&volume, 0, 99, 4096);
-    world.lasting.unreadable.push(0..u64::MAX);
+    world.env.unreadable.push(0..u64::MAX);
     let answer = world.host.sync(&volume);
     world.pass(60_000);
     assert!(answer.try_take().is_none(), "nothing is stored meanwhile");
-    world.lasting.unreadable.clear();
+    world.env.unreadable.clear();
     world.wait(|_| answer.try_take()).expect("synced");
     assert_eq!(volume.damaged_bytes(), 0);
     let (mut other, theirs) = taken_over(&world);
@@ -146,7 +146,7 @@ fn reopened(mut world: World, volume: &Volume, damage: impl FnOnce(&mut World)) 
 }
 
 fn keys(world: &World, prefix: &str) -> Vec<String> {
-    let all = world.lasting.objects.keys();
+    let all = world.env.objects.keys();
     all.filter(|key| key.starts_with(prefix)).cloned().collect()
 }
 
@@ -163,7 +163,7 @@ fn a_volume_whose_pack_is_gone_opens_and_fails_reads_of_that_range_alone() {
     world.sync(&volume);
     let mut taken = None;
     let (mut world, volume) = reopened(world, &volume, |world| {
-        taken = world.lasting.objects.remove(&gone[0]);
+        taken = world.env.objects.remove(&gone[0]);
     });
     assert_eq!(try_read(&mut world, &volume, 0), Err(ErrorKind::Io));
     assert_eq!(try_read(&mut world, &volume, 80), Err(ErrorKind::Io));
@@ -179,7 +179,7 @@ fn a_volume_whose_pack_is_gone_opens_and_fails_reads_of_that_range_alone() {
     // Once it is put back, the volume is whole, with what was written meanwhile.
     let (mut world, volume) = reopened(world, &volume, |world| {
         let object = taken.expect("it was there");
-        world.lasting.objects.insert(gone[0].clone(), object);
+        world.env.objects.insert(gone[0].clone(), object);
     });
     for (sector, fill) in [(0, 1), (80, 19), (40, 3), (8000, 4)] {
         assert_eq!(try_read(&mut world, &volume, sector), Ok(fill), "{sector}");
@@ -197,10 +197,10 @@ fn a_volume_whose_index_objects_are_gone_or_damaged_opens_and_takes_writes() {
         let (mut world, volume) = reopened(world, &volume, |world| {
             for key in keys(world, "indexes/") {
                 if damaged {
-                    let (bytes, _) = world.lasting.objects.get_mut(&key).expect("listed");
+                    let (bytes, _) = world.env.objects.get_mut(&key).expect("listed");
                     bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
                 } else {
-                    world.lasting.objects.remove(&key);
+                    world.env.objects.remove(&key);
                 }
             }
         });
@@ -224,9 +224,9 @@ fn index_blocks_and_footers_that_the_line_damages_once_are_read_again() {
     }
     world.pass(1000);
     assert!(!keys(&world, "indexes/").is_empty(), "it was folded");
-    let objects = world.lasting.objects.clone();
+    let objects = world.env.objects.clone();
     let seen: Mutex<BTreeSet<(String, u64)>> = Mutex::default();
-    let versions = world.lasting.versions + 5000;
+    let versions = world.env.versions + 5000;
     let stored = objects.clone();
     // Chunks are another matter: of a footer the last bytes are asked for.
     let generate = move |key: &str, offset: u64, len: u64| {
@@ -239,11 +239,11 @@ fn index_blocks_and_footers_that_the_line_damages_once_are_read_again() {
         found[len as usize / 2] ^= u8::from(is_first);
         Some(found)
     };
-    let mut world = World::start(Lasting {
+    let mut world = World::start(Environment {
         objects,
         versions,
         generated: Some(Box::new(generate)),
-        ..Lasting::default()
+        ..Environment::default()
     });
     let volume = world.try_open("demo", true).expect("taken over");
     for block in 0..40 {
@@ -255,7 +255,7 @@ fn index_blocks_and_footers_that_the_line_damages_once_are_read_again() {
 }
 
 fn sections(world: &World) -> BTreeMap<String, Vec<Section>> {
-    let packs = world.lasting.objects.iter();
+    let packs = world.env.objects.iter();
     packs
         .filter(|(key, _)| key.starts_with("packs/"))
         .map(|(key, (bytes, _))| (key.clone(), pack::decode(bytes).expect("a pack").sections))
@@ -275,7 +275,7 @@ fn footers_alone_tell_what_a_fenced_host_left_from_what_its_successor_wrote() {
     }
     b.sync(&theirs);
     let before = sections(&b);
-    a.lasting.objects = b.lasting.objects.clone();
+    a.env.objects = b.env.objects.clone();
     let answer = a.host.sync(&volume);
     let fenced = a.wait(|_| answer.try_take());
     assert!(matches!(fenced, Err(OpenError::Fenced(_))));

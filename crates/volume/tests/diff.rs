@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use blkmq::io::Op;
 use support::hosts::{close, elsewhere, root_of};
 use support::points::{delete_snapshot, done, fold, make_fork, snapshot, write_over};
-use support::{Lasting, World, with_volume};
+use support::{Environment, World, with_volume};
 use volume::object::pack::TRAILER_BYTES;
 use volume::{ChangedRange, DiffPart, DiffPlace, OpenError, Options, Volume};
 
@@ -147,8 +147,8 @@ fn a_volume_that_grew_differs_within_its_new_size_and_a_smaller_one_within_its_o
 }
 
 /// Takes all payload out of the packs; footers stay.
-fn lose_payload(lasting: &mut Lasting) {
-    for (key, (bytes, _)) in &mut lasting.objects {
+fn lose_payload(env: &mut Environment) {
+    for (key, (bytes, _)) in &mut env.objects {
         if !key.starts_with("packs/") {
             continue;
         }
@@ -178,23 +178,20 @@ fn no_content_is_read_and_no_index_block_that_both_have() {
     fold(&mut world, &volume, 64);
     snapshot(&mut world, "demo@b").expect("taken");
     close(&mut world, &volume);
-    let nodes = root_of(&world.lasting, "demo@b").nodes;
+    let nodes = root_of(&world.env, "demo@b").nodes;
     assert_eq!(nodes.len(), 4, "all is in pages");
     let mut other = elsewhere(&world);
-    lose_payload(&mut other.lasting);
-    other.lasting.store_requests.clear();
+    lose_payload(&mut other.env);
+    other.env.store_requests.clear();
     let found = ranges(&mut other, "demo@a", "demo@b");
     assert_eq!(
         found,
         [data(64 * SECTOR, 4096), data(32 * GIB + 16 * MIB, 4096)]
     );
-    let deltas = [
-        root_of(&world.lasting, "demo@a"),
-        root_of(&world.lasting, "demo@b"),
-    ];
+    let deltas = [root_of(&world.env, "demo@a"), root_of(&world.env, "demo@b")];
     let footers: usize = deltas.iter().map(|root| root.deltas.len()).sum();
     // Two nodes differ, and a page of each; both sides of them.
-    let read = other.lasting.store_requests["range"];
+    let read = other.env.store_requests["range"];
     assert!(read <= footers + 8, "{read} reads with {footers} footers");
 }
 
@@ -205,7 +202,7 @@ fn a_list_in_parts_is_that_in_one_also_while_the_volume_goes_on() {
         deltas_max: 1000,
         ..support::options()
     };
-    let world = World::try_start(Lasting::default(), options);
+    let world = World::try_start(Environment::default(), options);
     let mut world = world.unwrap_or_else(|error| panic!("{}", error.0));
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
@@ -269,15 +266,15 @@ fn an_index_block_or_footer_that_is_gone_is_an_error_that_names_it_and_never_no_
     fold(&mut world, &volume, 64);
     fold(&mut world, &volume, 64);
     snapshot(&mut world, "demo@c").expect("taken");
-    let b = root_of(&world.lasting, "demo@b");
+    let b = root_of(&world.env, "demo@b");
     let pack = b.deltas.last().expect("a delta").pack;
     let pack = b.sessions.pack_key(pack).expect("named");
-    let c = root_of(&world.lasting, "demo@c");
+    let c = root_of(&world.env, "demo@c");
     let block = c.nodes.first().expect("a node").1.object;
     let block = c.sessions.index_key(block).expect("named");
     for (gone, to) in [(pack, "demo@b"), (block, "demo@c")] {
         let mut other = elsewhere(&world);
-        other.lasting.objects.remove(&gone);
+        other.env.objects.remove(&gone);
         let refused = try_diff(&mut other, "demo@a", to).expect_err("lost");
         assert!(matches!(refused, OpenError::Corrupt(_)), "{refused}");
         assert!(refused.to_string().contains("firn check"), "{refused}");

@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use blkmq::io::{Backend, Op, Step};
-use support::{Lasting, World, options, random_bytes, waker};
+use support::{Environment, World, options, random_bytes, waker};
 use volume::units::Lsn;
 use volume::{Options, Volume};
 
@@ -26,7 +26,7 @@ fn with_volume() -> (World, Volume) {
 }
 
 fn with_volume_of(options: Options) -> (World, Volume) {
-    let mut world = World::try_start(Lasting::default(), options)
+    let mut world = World::try_start(Environment::default(), options)
         .unwrap_or_else(|failed| panic!("{}", failed.0));
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
@@ -94,12 +94,12 @@ fn check_four_slices(world: &mut World, volume: &Volume) {
 
 /// The volume as another host finds it in the store.
 fn from_the_store_alone(world: World) -> (World, Volume) {
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 90_000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world.try_open("demo", true).expect("opened");
     (world, volume)
 }
@@ -108,9 +108,9 @@ fn from_the_store_alone(world: World) -> (World, Volume) {
 fn a_failed_put_is_repeated_alone() {
     let (mut world, volume) = with_volume();
     write_four_slices(&mut world, &volume);
-    world.lasting.failing_puts = 2;
+    world.env.failing_puts = 2;
     world.sync(&volume);
-    let keys = &world.lasting.put_keys;
+    let keys = &world.env.put_keys;
     let names: BTreeSet<&String> = keys.iter().collect();
     assert_eq!((names.len(), keys.len()), (4, 6), "{keys:?}");
     let (mut world, volume) = from_the_store_alone(world);
@@ -121,7 +121,7 @@ fn a_failed_put_is_repeated_alone() {
 fn what_was_put_is_kept_however_often_publishing_fails() {
     let (mut world, volume) = with_volume();
     write_four_slices(&mut world, &volume);
-    world.lasting.failing_creates = 23;
+    world.env.failing_creates = 23;
     let target = volume.newest();
     let answer = world.host.sync(&volume);
     for _ in 0..600 {
@@ -131,8 +131,8 @@ fn what_was_put_is_kept_however_often_publishing_fails() {
         }
     }
     assert!(answer.try_take().expect("it ended").is_ok());
-    assert_eq!(world.lasting.failing_creates, 0);
-    assert_eq!(world.lasting.put_keys.len(), 4);
+    assert_eq!(world.env.failing_creates, 0);
+    assert_eq!(world.env.put_keys.len(), 4);
     let (mut world, volume) = from_the_store_alone(world);
     check_four_slices(&mut world, &volume);
 }
@@ -145,18 +145,18 @@ fn slices_go_side_by_side_and_are_stored_in_order() {
     };
     let (mut world, volume) = with_volume_of(few_folds);
     store_first_slice(&mut world, &volume);
-    let records = world.lasting.store_requests["create"];
-    world.lasting.put_keys.clear();
+    let records = world.env.store_requests["create"];
+    world.env.put_keys.clear();
     write_four_slices(&mut world, &volume);
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     let answer = world.host.sync(&volume);
     world.pass(5000);
-    assert_eq!(world.lasting.put_keys.len(), 3, "the others did not wait");
+    assert_eq!(world.env.put_keys.len(), 3, "the others did not wait");
     assert_eq!(volume.watermarks().stored.lsn, Lsn(1), "but for its turn");
     world.answer_hanging_puts();
     world.pass(10);
     assert!(answer.try_take().expect("it ended").is_ok());
-    let records = world.lasting.store_requests["create"] - records;
+    let records = world.env.store_requests["create"] - records;
     assert_eq!(records, 1, "all that was ready went in one");
     let (mut world, volume) = from_the_store_alone(world);
     check_four_slices(&mut world, &volume);
@@ -171,10 +171,10 @@ fn a_slow_slice_of_one_volume_holds_up_no_other() {
     // Memory for eight packs, and all that the slow volume may send hangs.
     write_four_slices(&mut world, &slow);
     write_parts(&mut world, &slow, 16..40);
-    world.lasting.hanging_puts = 100;
+    world.env.hanging_puts = 100;
     let answer = world.host.sync(&slow);
     world.pass(1000);
-    world.lasting.hanging_puts = 0;
+    world.env.hanging_puts = 0;
     for round in 0..20 {
         write_noise(&mut world, &other, round * 128, round);
         world.sync(&other);
@@ -191,7 +191,7 @@ fn what_is_overwritten_within_a_slice_is_not_uploaded() {
         write_noise(&mut world, &volume, 0, round);
     }
     world.sync(&volume);
-    let objects = &world.lasting.objects;
+    let objects = &world.env.objects;
     let packs = objects.iter().filter(|(key, _)| key.starts_with("packs/"));
     let bytes: usize = packs.map(|(_, (data, _))| data.len()).sum();
     assert!(bytes < 70 << 10, "{bytes}");
@@ -206,7 +206,7 @@ fn a_hot_set_of_several_slices_is_uploaded_once_and_not_once_a_slice() {
         write_noise(&mut world, &volume, number % 8 * 128, number);
     }
     world.sync(&volume);
-    let objects = &world.lasting.objects;
+    let objects = &world.env.objects;
     let packs = objects.iter().filter(|(key, _)| key.starts_with("packs/"));
     let bytes: usize = packs.map(|(_, (data, _))| data.len()).sum();
     assert!(bytes < 800 << 10, "{bytes} bytes of packs for 512 KiB");
@@ -251,7 +251,7 @@ fn a_sync_hears_of_a_log_that_is_poisoned_while_a_hot_set_is_merged() {
     world.hold_merges = true;
     let answer = world.host.sync(&volume);
     world.run_until_idle();
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     world.write(&volume, 0, 1, 4096);
     let flush = world.request(&volume, Op::Flush, &mut []);
     assert!(flush.is_err(), "the log is poisoned");
@@ -270,7 +270,7 @@ fn nothing_is_uploaded_merely_because_much_is_dirty() {
         world.pass(10);
     }
     world.pass(15_000);
-    assert_eq!(world.lasting.put_keys.len(), 0);
+    assert_eq!(world.env.put_keys.len(), 0);
     world.pass(20_000);
     assert_eq!(volume.watermarks().stored.lsn, volume.newest());
 }
@@ -279,7 +279,7 @@ fn nothing_is_uploaded_merely_because_much_is_dirty() {
 fn each_published_slice_frees_its_part_of_the_log_at_once() {
     let (mut world, volume) = with_volume();
     // 32 slices at 256 KiB/s: a second each.
-    world.lasting.store_bytes_per_s = 256 * KIB;
+    world.env.store_bytes_per_s = 256 * KIB;
     write_parts(&mut world, &volume, 0..128);
     let answer = world.host.sync(&volume);
     let full = world.host.usage().pressure_permille;
@@ -324,8 +324,8 @@ fn write_for(world: &mut World, volume: &Volume, seconds: u64, offered: u64) -> 
 fn writers_are_paced_to_the_rate_of_commits_without_a_cliff() {
     let (mut world, volume) = with_volume();
     let rate = 2 * MIB;
-    world.lasting.store_bytes_per_s = rate;
-    world.lasting.store_ms = 50;
+    world.env.store_bytes_per_s = rate;
+    world.env.store_ms = 50;
     let (seconds, idle) = write_for(&mut world, &volume, 40, 32 * MIB);
     println!("{seconds:?}, {idle} ticks without a write");
     // The log is half full before the first second ends.
@@ -349,14 +349,14 @@ fn writers_are_paced_to_the_rate_of_commits_without_a_cliff() {
 #[test]
 fn a_recovered_tail_is_uploaded_at_once() {
     let (mut world, volume) = with_volume();
-    world.lasting.outage = true;
+    world.env.outage = true;
     write_four_slices(&mut world, &volume);
     let newest = volume.newest();
     drop(volume);
-    let mut lasting = world.kill();
-    lasting.outage = false;
+    let mut env = world.kill();
+    env.outage = false;
     let mut world =
-        World::try_start(lasting, log_of_16_mib()).unwrap_or_else(|failed| panic!("{}", failed.0));
+        World::try_start(env, log_of_16_mib()).unwrap_or_else(|failed| panic!("{}", failed.0));
     let volume = world.open("demo");
     world.pass(500);
     assert_eq!(volume.watermarks().stored.lsn, newest);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
-use support::{Lasting, World, options};
+use support::{Environment, World, options};
 use volume::driver::{Outcome, Request, RequestOp};
 use volume::hostlog::names::SessionName;
 use volume::hostlog::record::{Content, Record};
@@ -26,7 +26,7 @@ const NODE: u64 = 1024 * PAGE;
 
 fn with_volume(options: Options, bytes: u64) -> (World, Volume) {
     let mut world =
-        World::try_start(Lasting::default(), options).unwrap_or_else(|e| panic!("{}", e.0));
+        World::try_start(Environment::default(), options).unwrap_or_else(|e| panic!("{}", e.0));
     world.create("demo", bytes);
     let volume = world.open("demo");
     (world, volume)
@@ -34,18 +34,18 @@ fn with_volume(options: Options, bytes: u64) -> (World, Volume) {
 
 /// Another host, which sees the same store and takes the volume over.
 fn take_over_on_other_host(world: &World, options: Options) -> (World, Volume) {
-    let lasting = Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
+    let env = Environment {
+        objects: world.env.objects.clone(),
+        versions: world.env.versions + 5000,
+        ..Environment::default()
     };
-    let mut other = World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0));
+    let mut other = World::try_start(env, options).unwrap_or_else(|e| panic!("{}", e.0));
     let volume = other.try_open("demo", true).expect("taken over");
     (other, volume)
 }
 
 fn root(world: &World) -> Root {
-    Root::decode(&world.lasting.objects["volumes/demo/root"].0).expect("a root")
+    Root::decode(&world.env.objects["volumes/demo/root"].0).expect("a root")
 }
 
 /// Enough small uploads far away from everything for a fold, and time for it.
@@ -58,7 +58,7 @@ fn fold(world: &mut World, volume: &Volume, sector: u64) {
 }
 
 fn requests(world: &World, kind: &str) -> usize {
-    world.lasting.store_requests.get(kind).copied().unwrap_or(0)
+    world.env.store_requests.get(kind).copied().unwrap_or(0)
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_fold_holds_up_no_upload_and_keeps_what_arrives_meanwhile() {
         world.write(&volume, page * PAGE + 8, 2, 4096);
     }
     world.sync(&volume);
-    world.lasting.store_ms = 200;
+    world.env.store_ms = 200;
     let before = root(&world).nodes;
     let mut longest = 0;
     for round in 0..30_u64 {
@@ -112,12 +112,12 @@ fn a_host_that_learns_from_a_fold_that_it_is_fenced_completes_nothing_more() {
         }
     }
     // The last of these makes a fold due, whose first object is on its way when this ends.
-    world.lasting.store_ms = 200;
+    world.env.store_ms = 200;
     world.sync(&volume);
     assert_eq!(root(&world).nodes, before, "not folded yet");
-    world.lasting.store_ms = 0;
+    world.env.store_ms = 0;
     let (other, _theirs) = take_over_on_other_host(&world, options());
-    world.lasting.objects = other.lasting.objects.clone();
+    world.env.objects = other.env.objects.clone();
     world.pass(5000);
     let read = Op::Read {
         sector: 0,
@@ -139,7 +139,7 @@ fn a_discard_of_a_whole_volume_costs_what_its_tombstone_costs() {
     assert_eq!(root(&world).nodes.len(), 40);
     let (mut world, volume) = take_over_on_other_host(&world, options());
     world.run_until_idle();
-    world.lasting.store_requests.clear();
+    world.env.store_requests.clear();
     for _ in 0..6 {
         let op = Op::Discard {
             sector: 0,
@@ -181,7 +181,7 @@ fn a_page_that_deltas_cover_is_not_loaded() {
     }
     world.sync(&volume);
     world.run_until_idle();
-    world.lasting.store_requests.clear();
+    world.env.store_requests.clear();
     fold(&mut world, &volume, 301 * PAGE);
     // That page which the rounds before changed in part.
     assert!(requests(&world, "range") <= 1, "no other had to be loaded");
@@ -198,11 +198,11 @@ fn a_lost_pack_stops_folding_of_its_own_range_alone() {
     let (mut world, volume) = with_volume(options(), 64 * GIB);
     world.write(&volume, 3 * PAGE, 1, 4096);
     world.sync(&volume);
-    let gone = world.lasting.objects.keys();
+    let gone = world.env.objects.keys();
     let gone = gone.filter(|key| key.starts_with("packs/"));
     let gone: Vec<String> = gone.cloned().collect();
     assert_eq!(gone.len(), 1);
-    let taken = world.lasting.objects.remove(&gone[0]).expect("it is there");
+    let taken = world.env.objects.remove(&gone[0]).expect("it is there");
     let (mut world, volume) = take_over_on_other_host(&world, options());
     let mut expected = BTreeMap::new();
     for round in 0..40_u64 {
@@ -228,7 +228,7 @@ fn a_lost_pack_stops_folding_of_its_own_range_alone() {
     };
     assert!(world.request(&volume, op, &mut data).is_err());
     // Once it is put back, the volume is whole, with what was written meanwhile.
-    world.lasting.objects.insert(gone[0].clone(), taken);
+    world.env.objects.insert(gone[0].clone(), taken);
     let (mut other, theirs) = take_over_on_other_host(&world, options());
     assert_eq!(other.read_fill(&theirs, 3 * PAGE, 4096), 1);
     for (sector, fill) in &expected {
@@ -247,7 +247,7 @@ fn a_footer_is_read_once_however_many_windows_a_fold_left_of_it() {
         world.sync(&volume);
     }
     world
-        .lasting
+        .env
         .objects
         .retain(|key, _| !key.starts_with("packs/"));
     let (mut world, volume) = take_over_on_other_host(&world, options());
@@ -288,13 +288,13 @@ fn an_open_reads_what_it_needs_side_by_side() {
         world.sync(&volume);
     }
     let (world, _) = take_over_on_other_host(&world, many.clone());
-    let lasting = Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 9000,
+    let env = Environment {
+        objects: world.env.objects.clone(),
+        versions: world.env.versions + 9000,
         store_ms: 30,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::try_start(lasting, many).unwrap_or_else(|e| panic!("{}", e.0));
+    let mut world = World::try_start(env, many).unwrap_or_else(|e| panic!("{}", e.0));
     let begun = world.now_ns;
     let volume = world.try_open("demo", true).expect("opened");
     assert_eq!(world.read_fill(&volume, 8, 4096), 49);
@@ -407,7 +407,7 @@ fn what_a_fold_writes_is_named_in_the_hosts_log_before_a_root_has_it() {
         world.write(&volume, page * PAGE, 1, 4096);
     }
     fold(&mut world, &volume, 0);
-    let log = world.lasting.objects.iter();
+    let log = world.env.objects.iter();
     let log = log.filter(|(key, _)| key.contains("/log/"));
     let mut named = Vec::new();
     for (_, (data, _)) in log {
@@ -480,18 +480,18 @@ fn a_fold_of_a_volume_whose_root_is_gone_is_tried_seldom_and_ends_when_it_is_bac
         }
     }
     // The fold has begun to write when the root goes.
-    world.lasting.store_ms = 100;
+    world.env.store_ms = 100;
     let synced = world.host.sync(&volume);
     world.pass(500);
     let root_key = "volumes/demo/root";
-    let stood = world.lasting.objects.remove(root_key).expect("a root");
+    let stood = world.env.objects.remove(root_key).expect("a root");
     world.pass(5_000);
     let (puts, creates) = (requests(&world, "put"), requests(&world, "create"));
     world.pass(600_000);
     let puts = requests(&world, "put") - puts;
     let creates = requests(&world, "create") - creates;
     assert!(puts < 60 && creates < 60, "{puts} PUTs, {creates} records");
-    world.lasting.objects.insert(root_key.to_owned(), stood);
+    world.env.objects.insert(root_key.to_owned(), stood);
     world.pass(120_000);
     drop(synced);
     assert!(!root(&world).nodes.is_empty(), "folded");
@@ -510,7 +510,7 @@ fn on_a_poisoned_log_nothing_is_folded_since_no_record_can_name_it() {
     world.write(&volume, 0, 5, 4096);
     world.flush(&volume);
     world.write(&other, 0, 5, 4096);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     world
         .request(&other, Op::Flush, &mut [])
         .expect_err("poisoned");
@@ -520,7 +520,7 @@ fn on_a_poisoned_log_nothing_is_folded_since_no_record_can_name_it() {
     assert_eq!(root.deltas.len(), 5);
     assert!(root.nodes.is_empty());
     let is_index = |key: &String| key.starts_with("indexes/");
-    assert!(!world.lasting.objects.keys().any(is_index));
+    assert!(!world.env.objects.keys().any(is_index));
     let (mut there, volume) = take_over_on_other_host(&world, options());
     assert_eq!(there.read_fill(&volume, 0, 4096), 5);
 }

@@ -45,9 +45,9 @@ fn cold_read_requests(
     let mut other = elsewhere(world);
     let volume = other.try_open(name, true).expect("opened");
     other.pass(1000);
-    other.lasting.store_requests.clear();
+    other.env.store_requests.clear();
     assert_eq!(other.read_fill(&volume, sector, 4096), fill);
-    other.lasting.store_requests.clone()
+    other.env.store_requests.clone()
 }
 
 #[test]
@@ -122,13 +122,7 @@ fn a_name_that_is_taken_is_refused_and_no_pin_stays() {
     assert_eq!(refused, OpenError::NoSuchVolume("none".into()));
     let refused = make_fork(&mut world, "demo", "a@b").expect_err("no name for a volume");
     assert!(matches!(refused, OpenError::Invalid(_)), "{refused}");
-    assert!(
-        !world
-            .lasting
-            .objects
-            .keys()
-            .any(|key| key.starts_with("pins/"))
-    );
+    assert!(!world.env.objects.keys().any(|key| key.starts_with("pins/")));
 }
 
 #[test]
@@ -136,13 +130,13 @@ fn a_fork_whose_store_fails_for_a_while_is_made_or_refused_and_can_be_tried_agai
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
-    world.lasting.failing_keys.push("volumes/child/root".into());
+    world.env.failing_keys.push("volumes/child/root".into());
     make_fork(&mut world, "demo", "child").expect_err("its root fails");
-    world.lasting.failing_keys.clear();
+    world.env.failing_keys.clear();
     // Nothing of the volume is held up by it.
     world.write(&volume, 0, 2, 4096);
     fold(&mut world, &volume, 64);
-    let root = root_of(&world.lasting, "demo");
+    let root = root_of(&world.env, "demo");
     assert!(
         !root.nodes.is_empty() && root.deltas.len() < 6,
         "folds go on"
@@ -257,7 +251,7 @@ impl History {
         let found = done(&mut self.world, &answer);
         assert_eq!(found.recovered.objects, 0, "seed {}", self.seed);
         self.removed += found.removed.objects;
-        let found = check_all(&self.world.lasting.objects, false);
+        let found = check_all(&self.world.env.objects, false);
         assert_eq!(found.damage, [], "seed {}", self.seed);
     }
 
@@ -302,7 +296,7 @@ impl History {
             return;
         }
         self.close(name);
-        let id = root_of(&self.world.lasting, name).volume;
+        let id = root_of(&self.world.env, name).volume;
         let moved = self.world.host.trash_volume(name, 3_600_000);
         done(&mut self.world, &moved);
         let content = self.model.remove(name).expect("there");
@@ -366,9 +360,9 @@ impl History {
             make_fork(&mut self.world, snapshot, &format!("check{nth}")).expect("forked");
         }
         self.collect();
-        let found = check_all(&self.world.lasting.objects, true);
+        let found = check_all(&self.world.env.objects, true);
         assert_eq!(found.damage, [], "seed {}", self.seed);
-        let pins = self.world.lasting.objects.keys();
+        let pins = self.world.env.objects.keys();
         let pins = pins.filter(|key| key.starts_with("pins/")).count();
         assert_eq!(pins, 0, "seed {}: pins stay", self.seed);
         let checks = self.snapshots.into_values().enumerate();

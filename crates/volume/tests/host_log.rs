@@ -8,7 +8,7 @@ mod support;
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 use support::hosts::{other_host, root_of, try_write};
-use support::{Lasting, World};
+use support::{Environment, World};
 use volume::hostlog::names::{low_key, record_key, record_of_key};
 use volume::hostlog::record::{Content, Record};
 use volume::hostlog::stop::Stop;
@@ -45,23 +45,23 @@ fn a_close_that_an_outage_cut_short_anywhere_ends_when_it_is_asked_for_again() {
             world.write(&other, 8 * u64::from(fill), fill, 4096);
             world.sync(&other);
         }
-        world.lasting.store_ms = 100;
+        world.env.store_ms = 100;
         let closing = world.host.close_volume(&other);
         world.pass(moment);
         // A record of the other volume keeps the publisher busy.
         world.write(&demo, 8, 3, 4096);
         let synced = world.host.sync(&demo);
-        world.lasting.outage_after_record = true;
+        world.env.outage_after_record = true;
         world.pass(40_000);
-        world.lasting.outage_after_record = false;
-        world.lasting.outage = false;
+        world.env.outage_after_record = false;
+        world.env.outage = false;
         if let Err(error) = world.wait(|_| closing.try_take()) {
             assert!(matches!(error, OpenError::Store(_)), "{moment}: {error}");
             let again = world.host.close_volume(&other);
             let closed = world.wait(|_| again.try_take());
             closed.unwrap_or_else(|error| panic!("{moment}: {error}"));
         }
-        assert!(root_of(&world.lasting, "other").owner.is_none());
+        assert!(root_of(&world.env, "other").owner.is_none());
         world.wait(|_| synced.try_take()).expect("synced");
         let other = world.open("other");
         assert_eq!(world.read_fill(&other, 40, 4096), 5);
@@ -72,15 +72,12 @@ fn a_close_that_an_outage_cut_short_anywhere_ends_when_it_is_asked_for_again() {
 fn no_volume_goes_live_on_a_host_that_has_stopped() {
     for moment in (0..1500).step_by(50) {
         let (mut world, demo) = with_closed_volume();
-        world.lasting.store_ms = 100;
+        world.env.store_ms = 100;
         world.write(&demo, 8, 3, 4096);
         let opening = world.host.open_volume("other", OpenMode::default());
         world.pass(moment);
         // The host was retired meanwhile.
-        world
-            .lasting
-            .objects
-            .retain(|key, _| !key.ends_with("/low"));
+        world.env.objects.retain(|key, _| !key.ends_with("/low"));
         let synced = world.host.sync(&demo);
         let stopped = world.wait(|_| synced.try_take()).expect_err("it stops");
         assert!(matches!(stopped, OpenError::HostStopped(_)), "{stopped}");
@@ -95,12 +92,12 @@ fn no_volume_goes_live_on_a_host_that_has_stopped() {
 fn an_open_ends_though_a_record_of_another_volume_is_not_answered() {
     for moment in (0..1500).step_by(50) {
         let (mut world, demo) = with_closed_volume();
-        world.lasting.store_ms = 100;
+        world.env.store_ms = 100;
         let opening = world.host.open_volume("other", OpenMode::default());
         world.pass(moment);
         world.write(&demo, 8, 3, 4096);
         let _synced = world.host.sync(&demo);
-        world.lasting.outage_after_record = true;
+        world.env.outage_after_record = true;
         world.pass(55_000);
         let opened = opening.try_take();
         assert!(opened.is_some(), "asked for {moment} ms before the outage");
@@ -111,39 +108,42 @@ fn an_open_ends_though_a_record_of_another_volume_is_not_answered() {
 fn a_close_goes_on_from_a_root_that_somebody_put_back_with_a_higher_sequence() {
     let (mut world, _demo) = with_closed_volume();
     let other = world.open("other");
-    world.lasting.store_ms = 100;
+    world.env.store_ms = 100;
     let closing = world.host.close_volume(&other);
     // Until its update is on its way.
-    let updates = |world: &World| world.lasting.store_requests.get("update").copied();
-    let creates = |world: &World| world.lasting.store_requests.get("create").copied();
+    let updates = |world: &World| world.env.store_requests.get("update").copied();
+    let creates = |world: &World| world.env.store_requests.get("create").copied();
     let (before, records) = (updates(&world), creates(&world));
     world.wait(|world| (creates(world) != records).then_some(()));
     assert_eq!(updates(&world), before);
-    let standing = root_of(&world.lasting, "other");
+    let standing = root_of(&world.env, "other");
     let moved = Root {
         sequence: standing.sequence + 1,
         ..standing
     };
-    world.lasting.versions += 1;
-    let object = (moved.encode(), world.lasting.versions);
-    world.lasting.objects.insert(root_key("other"), object);
+    world.env.versions += 1;
+    let object = (moved.encode(), world.env.versions);
+    world.env.objects.insert(root_key("other"), object);
     let refused = world.wait(|_| closing.try_take());
     assert!(matches!(refused, Err(OpenError::Store(_))), "{refused:?}");
     let again = world.host.close_volume(&other);
     world.wait(|_| again.try_take()).expect("closed");
-    assert!(root_of(&world.lasting, "other").owner.is_none());
+    assert!(root_of(&world.env, "other").owner.is_none());
 }
 
 /// What the root of a volume that was just opened may have become when its first record looks at it.
-fn spoil_root(world: &mut World, spoil: impl FnOnce(&mut Lasting, String)) {
-    world.lasting.versions += 1;
-    spoil(&mut world.lasting, root_key("other"));
+fn spoil_root(world: &mut World, spoil: impl FnOnce(&mut Environment, String)) {
+    world.env.versions += 1;
+    spoil(&mut world.env, root_key("other"));
 }
 
-fn a_spoilt_root_holds_up_its_own_volume_alone(spoil: fn(&mut Lasting, String), is_named: bool) {
+fn a_spoilt_root_holds_up_its_own_volume_alone(
+    spoil: fn(&mut Environment, String),
+    is_named: bool,
+) {
     let (mut world, demo) = with_closed_volume();
     let other = world.open("other");
-    let (standing, _) = world.lasting.objects[&root_key("other")].clone();
+    let (standing, _) = world.env.objects[&root_key("other")].clone();
     spoil_root(&mut world, spoil);
     world.write(&other, 8, 7, 4096);
     let synced = world.host.sync(&other);
@@ -160,10 +160,10 @@ fn a_spoilt_root_holds_up_its_own_volume_alone(spoil: fn(&mut Lasting, String), 
     }
     assert_eq!(other.check_serving(), Ok(()));
     assert!(other.watermarks().stored.lsn < volume::units::Lsn(2));
-    world.lasting.failing_keys.clear();
-    world.lasting.versions += 1;
-    let object = (standing, world.lasting.versions);
-    world.lasting.objects.insert(root_key("other"), object);
+    world.env.failing_keys.clear();
+    world.env.versions += 1;
+    let object = (standing, world.env.versions);
+    world.env.objects.insert(root_key("other"), object);
     world.pass(40_000);
     world.write(&other, 16, 8, 4096);
     world.sync(&other);
@@ -175,33 +175,30 @@ fn a_spoilt_root_holds_up_its_own_volume_alone(spoil: fn(&mut Lasting, String), 
 
 #[test]
 fn a_volume_whose_root_is_gone_is_refused_alone_and_goes_on_when_it_is_back() {
-    let spoil = |lasting: &mut Lasting, key: String| drop(lasting.objects.remove(&key));
+    let spoil = |env: &mut Environment, key: String| drop(env.objects.remove(&key));
     a_spoilt_root_holds_up_its_own_volume_alone(spoil, true);
 }
 
 #[test]
 fn a_volume_whose_root_cannot_be_read_is_refused_alone_and_goes_on_when_it_can() {
-    let spoil = |lasting: &mut Lasting, key: String| {
-        let object = (b"nonsense".repeat(20), lasting.versions);
-        lasting.objects.insert(key, object);
+    let spoil = |env: &mut Environment, key: String| {
+        let object = (b"nonsense".repeat(20), env.versions);
+        env.objects.insert(key, object);
     };
     a_spoilt_root_holds_up_its_own_volume_alone(spoil, true);
 }
 
 #[test]
 fn a_root_that_the_store_does_not_answer_for_holds_up_no_other_volume() {
-    a_spoilt_root_holds_up_its_own_volume_alone(
-        |lasting, key| lasting.failing_keys.push(key),
-        false,
-    );
+    a_spoilt_root_holds_up_its_own_volume_alone(|env, key| env.failing_keys.push(key), false);
 }
 
 #[test]
 fn a_root_that_the_store_does_not_answer_for_is_no_other_volumes_error() {
     let (mut world, demo) = with_closed_volume();
     let other = world.open("other");
-    world.lasting.store_ms = 20;
-    world.lasting.failing_keys.push(root_key("other"));
+    world.env.store_ms = 20;
+    world.env.failing_keys.push(root_key("other"));
     for volume in [&other, &demo] {
         world.write(volume, 8, 7, 4096);
     }
@@ -227,18 +224,18 @@ fn on_a_poisoned_log_a_root_that_is_not_answered_holds_up_no_other_volume() {
         world.flush(volume);
     }
     world.write(&third, 8, 7, 4096);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     world
         .request(&third, Op::Flush, &mut [])
         .expect_err("poisoned");
-    world.lasting.failing_keys.push(root_key("other"));
+    world.env.failing_keys.push(root_key("other"));
     let others = world.host.sync(&other);
     world.pass(1_000);
     let demos = world.host.sync(&demo);
     world.pass(20_000);
     demos.try_take().expect("in time").expect("synced");
     assert!(others.try_take().is_none());
-    world.lasting.failing_keys.clear();
+    world.env.failing_keys.clear();
     world.wait(|_| others.try_take()).expect("synced");
 }
 
@@ -252,17 +249,17 @@ fn requests_of_a_restart(volumes: usize) -> usize {
         world.write(&volume, 0, 1, 4096);
         world.sync(&volume);
     }
-    let mut lasting = world.kill();
-    lasting.store_requests.clear();
-    lasting.store_ms = 20;
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.store_requests.clear();
+    env.store_ms = 20;
+    let mut world = World::start(env);
     let open = |name: &String| world.host.open_volume(name, OpenMode::default());
     let opening: Vec<_> = names.iter().map(open).collect();
     for answer in opening {
         let volume = world.wait(|_| answer.try_take()).expect("opened");
         assert_eq!(world.read_fill(&volume, 0, 4096), 1);
     }
-    world.lasting.store_requests.values().sum()
+    world.env.store_requests.values().sum()
 }
 
 #[test]
@@ -278,11 +275,11 @@ fn a_restart_costs_requests_by_volume_and_not_by_their_square() {
 #[test]
 fn a_take_over_that_was_cut_short_behind_its_claim_goes_on_without_being_declared_again() {
     let (mut world, _demo) = with_closed_volume();
-    let mut taker = World::start(Lasting {
-        objects: std::mem::take(&mut world.lasting.objects),
-        versions: world.lasting.versions + 5000,
+    let mut taker = World::start(Environment {
+        objects: std::mem::take(&mut world.env.objects),
+        versions: world.env.versions + 5000,
         store_ms: 100,
-        ..Lasting::default()
+        ..Environment::default()
     });
     let mode = OpenMode {
         take_over: true,
@@ -291,12 +288,12 @@ fn a_take_over_that_was_cut_short_behind_its_claim_goes_on_without_being_declare
     let _opening = taker.host.open_volume("demo", mode);
     taker.wait(|taker| {
         taker
-            .lasting
+            .env
             .store_requests
             .contains_key("update")
             .then_some(())
     });
-    let claimed = root_of(&taker.lasting, "demo");
+    let claimed = root_of(&taker.env, "demo");
     assert!(claimed.claimant.is_some() && claimed.predecessor.is_some());
     let mut taker = World::start(taker.kill());
     let demo = taker.try_open("demo", false).expect("it is its own claim");
@@ -306,7 +303,7 @@ fn a_take_over_that_was_cut_short_behind_its_claim_goes_on_without_being_declare
 /// The host has met a pack of a stranger under a name of its own, at `next`, and stopped.
 fn stop_by_a_strangers_pack(world: &mut World, demo: &Volume) -> (String, (Vec<u8>, u64)) {
     let packs = |world: &World| {
-        let keys = world.lasting.objects.keys();
+        let keys = world.env.objects.keys();
         keys.filter(|key| key.starts_with("packs/"))
             .cloned()
             .collect::<Vec<_>>()
@@ -314,7 +311,7 @@ fn stop_by_a_strangers_pack(world: &mut World, demo: &Volume) -> (String, (Vec<u
     let before = packs(world);
     // Another process that has the same memory: it draws the same names.
     world.write(demo, 8, 3, 4096);
-    world.lasting.failing_creates = usize::MAX;
+    world.env.failing_creates = usize::MAX;
     let synced = world.host.sync(demo);
     world.pass(1_000);
     let own = packs(world).into_iter().find(|key| !before.contains(key));
@@ -327,8 +324,8 @@ fn stop_by_a_strangers_pack(world: &mut World, demo: &Volume) -> (String, (Vec<u
         own.strip_suffix(&number).expect("its end")
     );
     let stranger = (b"of another process".to_vec(), 1);
-    world.lasting.objects.insert(next.clone(), stranger.clone());
-    world.lasting.failing_creates = 0;
+    world.env.objects.insert(next.clone(), stranger.clone());
+    world.env.failing_creates = 0;
     world.wait(|_| synced.try_take()).expect("synced");
     world.write(demo, 16, 4, 4096);
     let synced = world.host.sync(demo);
@@ -341,7 +338,7 @@ fn stop_by_a_strangers_pack(world: &mut World, demo: &Volume) -> (String, (Vec<u
 fn a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is() {
     let (mut world, demo) = with_closed_volume();
     let (next, stranger) = stop_by_a_strangers_pack(&mut world, &demo);
-    assert_eq!(world.lasting.objects[&next], stranger);
+    assert_eq!(world.env.objects[&next], stranger);
 }
 
 #[test]
@@ -352,7 +349,7 @@ fn a_host_that_stopped_writes_no_record_and_closes_no_volume_any_more() {
     world.write(&other, 8, 3, 4096);
     world.sync(&other);
     stop_by_a_strangers_pack(&mut world, &demo);
-    let before = world.lasting.objects.clone();
+    let before = world.env.objects.clone();
     for _ in 0..2 {
         let closing = world.host.close_volume(&other);
         let refused = world.wait(|_| closing.try_take());
@@ -362,17 +359,17 @@ fn a_host_that_stopped_writes_no_record_and_closes_no_volume_any_more() {
         );
     }
     world.pass(10_000);
-    assert!(world.lasting.objects == before, "it wrote to the store");
-    assert!(root_of(&world.lasting, "other").owner.is_some());
+    assert!(world.env.objects == before, "it wrote to the store");
+    assert!(root_of(&world.env, "other").owner.is_some());
 }
 
 /// How the host ends that finds its own log like that.
-fn stopped_by(spoil: fn(&mut Lasting, last_record: &str)) -> (String, OpenError) {
+fn stopped_by(spoil: fn(&mut Environment, last_record: &str)) -> (String, OpenError) {
     let (mut world, demo) = with_closed_volume();
-    let keys = world.lasting.objects.keys();
+    let keys = world.env.objects.keys();
     let last = keys.filter(|key| key.contains("/log/")).max().cloned();
     let last = last.expect("a record");
-    spoil(&mut world.lasting, &last);
+    spoil(&mut world.env, &last);
     world.write(&demo, 8, 3, 4096);
     let synced = world.host.sync(&demo);
     let stopped = world.wait(|_| synced.try_take()).expect_err("it stops");
@@ -391,19 +388,16 @@ fn a_damaged_object_of_a_hosts_own_log_is_said_as_damage_and_as_no_copy_or_retir
         );
     };
     // Where the next record was to go.
-    let (last, stopped) = stopped_by(|lasting, last| {
+    let (last, stopped) = stopped_by(|env, last| {
         let (host, position) = record_of_key(last).expect("a record's");
         let next = record_key(host, position.next());
-        lasting.objects.insert(next, (b"damaged".to_vec(), 1));
+        env.objects.insert(next, (b"damaged".to_vec(), 1));
     });
     let (host, position) = record_of_key(&last).expect("a record's");
     damaged(&record_key(host, position.next()), &stopped);
-    let (last, stopped) = stopped_by(|lasting, last| {
+    let (last, stopped) = stopped_by(|env, last| {
         let (host, _) = record_of_key(last).expect("a record's");
-        let low = lasting
-            .objects
-            .get_mut(&low_key(host))
-            .expect("it is there");
+        let low = env.objects.get_mut(&low_key(host)).expect("it is there");
         low.0[20] ^= 1;
     });
     let (host, _) = record_of_key(&last).expect("a record's");
@@ -413,17 +407,17 @@ fn a_damaged_object_of_a_hosts_own_log_is_said_as_damage_and_as_no_copy_or_retir
 #[test]
 fn who_waits_for_a_log_that_is_not_answered_hears_of_it_though_the_rest_of_the_store_is() {
     let (world, _demo) = with_closed_volume();
-    let mut lasting = world.kill();
-    let demo = root_of(&lasting, "demo");
+    let mut env = world.kill();
+    let demo = root_of(&env, "demo");
     let host = demo.owner.as_ref().expect("it is open").host;
-    let mut taker = World::start(Lasting {
-        objects: std::mem::take(&mut lasting.objects),
-        versions: lasting.versions + 5000,
-        ..Lasting::default()
+    let mut taker = World::start(Environment {
+        objects: std::mem::take(&mut env.objects),
+        versions: env.versions + 5000,
+        ..Environment::default()
     });
     let other = taker.open("other");
     let unanswered = record_key(host, demo.mark.next());
-    taker.lasting.failing_keys.push(unanswered.clone());
+    taker.env.failing_keys.push(unanswered.clone());
     let take_over = OpenMode {
         take_over: true,
         ..OpenMode::default()
@@ -442,7 +436,7 @@ fn who_waits_for_a_log_that_is_not_answered_hears_of_it_though_the_rest_of_the_s
 
 /// A host that was killed with both volumes open, the key of the middle one of the last three records, all of
 /// `demo`, and what stood there.
-fn with_a_lost_record() -> (Lasting, String, (Vec<u8>, u64)) {
+fn with_a_lost_record() -> (Environment, String, (Vec<u8>, u64)) {
     let (mut world, demo) = with_closed_volume();
     let _other = world.open("other");
     for fill in 4..6 {
@@ -452,12 +446,12 @@ fn with_a_lost_record() -> (Lasting, String, (Vec<u8>, u64)) {
     // A frame of it says that they are stored.
     world.write(&demo, 16, 6, 4096);
     world.flush(&demo);
-    let mut lasting = world.kill();
-    let records = lasting.objects.keys().filter(|key| key.contains("/log/"));
+    let mut env = world.kill();
+    let records = env.objects.keys().filter(|key| key.contains("/log/"));
     let records: Vec<_> = records.cloned().collect();
     let lost = records[records.len() - 2].clone();
-    let stood = lasting.objects.remove(&lost).expect("it stood there");
-    (lasting, lost, stood)
+    let stood = env.objects.remove(&lost).expect("it stood there");
+    (env, lost, stood)
 }
 
 fn both_open_with_everything(world: &mut World) {
@@ -469,8 +463,8 @@ fn both_open_with_everything(world: &mut World) {
 
 #[test]
 fn a_record_that_somebody_removed_is_said_and_costs_nothing_once_it_is_back() {
-    let (lasting, lost, stood) = with_a_lost_record();
-    let mut world = World::start(lasting);
+    let (env, lost, stood) = with_a_lost_record();
+    let mut world = World::start(env);
     let open = |name: &&str| world.host.open_volume(name, OpenMode::default());
     let opening: Vec<_> = ["demo", "other"].iter().map(open).collect();
     for answer in opening {
@@ -480,18 +474,18 @@ fn a_record_that_somebody_removed_is_said_and_costs_nothing_once_it_is_back() {
         assert!(error.to_string().contains(&lost), "{error}");
     }
     assert!(
-        !world.lasting.objects.contains_key(&lost),
+        !world.env.objects.contains_key(&lost),
         "a fence in the hole"
     );
-    world.lasting.objects.insert(lost, stood);
+    world.env.objects.insert(lost, stood);
     both_open_with_everything(&mut world);
 }
 
 #[test]
 fn no_root_passes_records_that_the_host_called_stored_and_does_not_find() {
-    let (mut lasting, lost, stood) = with_a_lost_record();
-    lasting.objects.insert(lost, stood);
-    let root = root_of(&lasting, "demo");
+    let (mut env, lost, stood) = with_a_lost_record();
+    env.objects.insert(lost, stood);
+    let root = root_of(&env, "demo");
     let (host, position) = (
         root.owner.as_ref().expect("it is open").host,
         root.mark.next(),
@@ -505,19 +499,16 @@ fn no_root_passes_records_that_the_host_called_stored_and_does_not_find() {
     };
     let lost = record_key(host, position);
     let fence = (fence.encode(), 1);
-    let stood = lasting
-        .objects
-        .insert(lost.clone(), fence)
-        .expect("a record");
-    let mut world = World::start(lasting);
+    let stood = env.objects.insert(lost.clone(), fence).expect("a record");
+    let mut world = World::start(env);
     let refused = world.try_open("demo", false);
     assert!(
         matches!(refused, Err(OpenError::StoreWentBack { .. })),
         "{:?}",
         refused.err()
     );
-    assert_eq!(root_of(&world.lasting, "demo").mark, root.mark);
-    world.lasting.objects.insert(lost, stood);
+    assert_eq!(root_of(&world.env, "demo").mark, root.mark);
+    world.env.objects.insert(lost, stood);
     both_open_with_everything(&mut world);
 }
 
@@ -525,19 +516,19 @@ fn no_root_passes_records_that_the_host_called_stored_and_does_not_find() {
 fn a_record_that_is_gone_refuses_only_the_volumes_that_need_it() {
     let (mut world, demo) = with_closed_volume();
     let _other = world.open("other");
-    let needed = root_of(&world.lasting, "other").mark.next();
+    let needed = root_of(&world.env, "other").mark.next();
     for fill in 3..12 {
         world.write(&demo, 8, fill, 4096);
         world.sync(&demo);
         world.pass(1_000);
     }
-    let folded = root_of(&world.lasting, "demo");
+    let folded = root_of(&world.env, "demo");
     assert!(folded.mark > needed, "no fold passed the record");
     let host = folded.owner.as_ref().expect("it is open").host;
     let lost = record_key(host, needed);
-    let mut lasting = world.kill();
-    let stood = lasting.objects.remove(&lost).expect("it stood there");
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    let stood = env.objects.remove(&lost).expect("it stood there");
+    let mut world = World::start(env);
     let open = |name: &&str| world.host.open_volume(name, OpenMode::default());
     let opening: Vec<_> = ["other", "demo"].iter().map(open).collect();
     let opened: Vec<_> = opening
@@ -548,7 +539,7 @@ fn a_record_that_is_gone_refuses_only_the_volumes_that_need_it() {
     assert!(refused.contains(&lost), "{refused}");
     let demo = opened[1].as_ref().expect("opened");
     assert_eq!(world.read_fill(demo, 8, 4096), 11);
-    world.lasting.objects.insert(lost, stood);
+    world.env.objects.insert(lost, stood);
     let other = world.open("other");
     assert_eq!(world.read_fill(&other, 0, 4096), 1);
 }
@@ -556,35 +547,35 @@ fn a_record_that_is_gone_refuses_only_the_volumes_that_need_it() {
 #[test]
 fn packs_that_went_before_a_dead_servers_record_was_looked_at_stop_its_successor() {
     let (mut world, demo) = with_closed_volume();
-    let packs = |lasting: &Lasting| {
-        let keys = lasting.objects.keys();
+    let packs = |env: &Environment| {
+        let keys = env.objects.keys();
         keys.filter(|key| key.starts_with("packs/"))
             .cloned()
             .collect::<Vec<_>>()
     };
-    let before = packs(&world.lasting);
+    let before = packs(&world.env);
     world.write(&demo, 8, 3, 4096);
-    world.lasting.outage_after_record = true;
+    world.env.outage_after_record = true;
     let _synced = world.host.sync(&demo);
     world.pass(2_000);
-    let mut lasting = world.kill();
-    lasting.outage = false;
-    lasting.outage_after_record = false;
-    let new: Vec<_> = packs(&lasting)
+    let mut env = world.kill();
+    env.outage = false;
+    env.outage_after_record = false;
+    let new: Vec<_> = packs(&env)
         .into_iter()
         .filter(|key| !before.contains(key))
         .map(|key| {
-            let stood = lasting.objects.remove(&key).expect("it is there");
+            let stood = env.objects.remove(&key).expect("it is there");
             (key, stood)
         })
         .collect();
     assert!(!new.is_empty());
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let refused = world.try_open("demo", false).expect_err("it stops");
     assert!(matches!(refused, OpenError::HostStopped(_)), "{refused}");
-    let mut lasting = world.kill();
-    lasting.objects.extend(new);
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.objects.extend(new);
+    let mut world = World::start(env);
     let demo = world.open("demo");
     assert_eq!(world.read_fill(&demo, 8, 4096), 3);
 }
@@ -592,20 +583,20 @@ fn packs_that_went_before_a_dead_servers_record_was_looked_at_stop_its_successor
 #[test]
 fn an_own_volume_opens_though_the_log_of_another_host_is_not_answered() {
     let (world, _demo) = with_closed_volume();
-    let mut lasting = world.kill();
-    let demo = root_of(&lasting, "demo");
+    let mut env = world.kill();
+    let demo = root_of(&env, "demo");
     let host = demo.owner.as_ref().expect("it is open").host;
-    let mut taker = World::start(Lasting {
-        objects: std::mem::take(&mut lasting.objects),
-        versions: lasting.versions + 5000,
-        ..Lasting::default()
+    let mut taker = World::start(Environment {
+        objects: std::mem::take(&mut env.objects),
+        versions: env.versions + 5000,
+        ..Environment::default()
     });
     let other = taker.open("other");
     taker.write(&other, 8, 7, 4096);
     taker.sync(&other);
     let mut world = World::start(taker.kill());
     world
-        .lasting
+        .env
         .failing_keys
         .push(record_key(host, demo.mark.next()));
     let take_over = OpenMode {
@@ -617,7 +608,7 @@ fn an_own_volume_opens_though_the_log_of_another_host_is_not_answered() {
     world.pass(2_000);
     let other = opening.try_take().expect("in time").expect("opened");
     assert_eq!(world.read_fill(&other, 8, 4096), 7);
-    world.lasting.failing_keys.clear();
+    world.env.failing_keys.clear();
     if world.wait(|_| taking.try_take()).is_err() {
         world.try_open("demo", true).expect("taken over");
     }

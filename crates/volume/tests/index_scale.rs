@@ -8,7 +8,7 @@ mod support;
 use std::alloc::System;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use support::{Lasting, World, options};
+use support::{Environment, World, options};
 use volume::hostlog::names::{INDEX_PREFIX, SessionName, object_of_key};
 use volume::object::ObjectId;
 use volume::object::node::{Node, encode_node};
@@ -114,8 +114,8 @@ fn delta(volume: VolumeId, nth: u64, objects: &mut Vec<(String, Vec<u8>)>) -> De
 }
 
 /// A store with a closed volume of 10 TiB.
-fn large_volume(options: &Options) -> Lasting {
-    let mut world = World::try_start(Lasting::default(), options.clone())
+fn large_volume(options: &Options) -> Environment {
+    let mut world = World::try_start(Environment::default(), options.clone())
         .unwrap_or_else(|error| panic!("{}", error.0));
     world.create("large", BYTES);
     let mut objects = world.kill().objects;
@@ -162,11 +162,11 @@ fn large_volume(options: &Options) -> Lasting {
         let block = encode_page(volume, &page(number, &chunks));
         (block.len() as u64 == len).then_some(block)
     };
-    Lasting {
+    Environment {
         objects,
         versions: 9000,
         generated: Some(Box::new(generate)),
-        ..Lasting::default()
+        ..Environment::default()
     }
 }
 
@@ -186,10 +186,9 @@ fn the_first_read_of_ten_tebibytes_comes_within_a_second_and_the_index_keeps_to_
         deltas_max: 64,
         ..options()
     };
-    let mut lasting = large_volume(&options);
-    lasting.store_ms = 30;
-    let mut world =
-        World::try_start(lasting, options).unwrap_or_else(|error| panic!("{}", error.0));
+    let mut env = large_volume(&options);
+    env.store_ms = 30;
+    let mut world = World::try_start(env, options).unwrap_or_else(|error| panic!("{}", error.0));
     let region = Region::new(ALLOCATOR);
     let begun = world.now_ns;
     let volume = world.open("large");
@@ -199,7 +198,7 @@ fn the_first_read_of_ten_tebibytes_comes_within_a_second_and_the_index_keeps_to_
     // What a node's worth of reads, and nodes that load behind, leave in memory.
     world.pass(2000);
     let mut random = fastrand::Rng::with_seed(1);
-    world.lasting.store_ms = 0;
+    world.env.store_ms = 0;
     for _ in 0..3000 {
         read_page(&mut world, &volume, random.u64(0..PAGES / 2));
     }

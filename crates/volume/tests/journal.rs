@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use blkmq::io::FileId;
-use support::{Lasting, World, options};
+use support::{Environment, World, options};
 use volume::{OpenError, Volume};
 
 const GIB: u64 = 1 << 30;
@@ -27,10 +27,10 @@ fn flushed(blocks: u64) -> (World, Volume) {
 
 /// Starts on what was left with each block of the journal damaged in turn. Counts the starts that were
 /// refused, and those that found fewer blocks than there were.
-fn with_each_block_damaged(lasting: &Lasting, blocks: u64) -> (usize, usize) {
+fn with_each_block_damaged(env: &Environment, blocks: u64) -> (usize, usize) {
     let (mut refused, mut short) = (0, 0);
     for at in JOURNAL.step_by(4096) {
-        let mut damaged = lasting.copy();
+        let mut damaged = env.copy();
         let log = damaged.files.get_mut(&FileId::LOG).expect("the log");
         if log[at..at + 4096].iter().all(|byte| *byte == 0) {
             continue;
@@ -57,19 +57,19 @@ fn with_each_block_damaged(lasting: &Lasting, blocks: u64) -> (usize, usize) {
 fn a_frame_that_stood_last_for_two_seconds_cannot_be_lost_in_silence() {
     let (mut world, _volume) = flushed(5);
     world.pass(2_500);
-    let mut lasting = world.kill();
-    (lasting.boot, lasting.rings) = (2, Arc::default());
-    let (refused, short) = with_each_block_damaged(&lasting, 5);
+    let mut env = world.kill();
+    (env.boot, env.rings) = (2, Arc::default());
+    let (refused, short) = with_each_block_damaged(&env, 5);
     assert!(
         refused >= 6 && short == 0,
         "{refused} refused, {short} short"
     );
     // What proves it is written once: a quiet log is left alone.
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     world.pass(2_500);
-    let written = world.lasting.written.len();
+    let written = world.env.written.len();
     world.pass(60_000);
-    assert_eq!(world.lasting.written.len(), written);
+    assert_eq!(world.env.written.len(), written);
 }
 
 #[test]
@@ -79,9 +79,9 @@ fn the_checkpoint_of_a_start_cannot_be_lost_in_silence_either() {
     // Killed: the ring has the sixth, and from the next start on the checkpoint.
     let mut world = World::start(world.kill());
     world.pass(2_500);
-    let mut lasting = world.kill();
-    (lasting.boot, lasting.rings) = (2, Arc::default());
-    let (refused, short) = with_each_block_damaged(&lasting, 6);
+    let mut env = world.kill();
+    (env.boot, env.rings) = (2, Arc::default());
+    let (refused, short) = with_each_block_damaged(&env, 6);
     assert!(
         refused > 0 && short == 0,
         "{refused} refused, {short} short"
@@ -92,15 +92,15 @@ fn the_checkpoint_of_a_start_cannot_be_lost_in_silence_either() {
 fn what_a_ring_saw_become_durable_is_refused_if_the_journal_lacks_it() {
     // Killed at once, in the same boot: nothing stands behind the last frame.
     let (world, _volume) = flushed(5);
-    let lasting = world.kill();
-    let (refused, short) = with_each_block_damaged(&lasting, 5);
+    let env = world.kill();
+    let (refused, short) = with_each_block_damaged(&env, 5);
     assert!(
         refused >= 6 && short == 0,
         "{refused} refused, {short} short"
     );
     // The error names the volume.
-    let last = (JOURNAL.step_by(4096)).rfind(|at| lasting.files[&FileId::LOG][*at] != 0);
-    let mut damaged = lasting.copy();
+    let last = (JOURNAL.step_by(4096)).rfind(|at| env.files[&FileId::LOG][*at] != 0);
+    let mut damaged = env.copy();
     let log = damaged.files.get_mut(&FileId::LOG).expect("the log");
     log[last.expect("a frame") + 50] ^= 1;
     let Err(error) = World::try_start(damaged, options()) else {
@@ -116,12 +116,12 @@ fn what_a_ring_saw_become_durable_is_refused_if_the_journal_lacks_it() {
 #[test]
 fn a_log_set_back_while_its_rings_stayed_is_refused() {
     let (mut world, volume) = flushed(3);
-    let before: BTreeMap<FileId, Vec<u8>> = world.lasting.files.clone();
+    let before: BTreeMap<FileId, Vec<u8>> = world.env.files.clone();
     world.write(&volume, 3 * 8, 4, 4096);
     world.flush(&volume);
-    let mut lasting = world.kill();
-    lasting.files = before;
-    let Err(error) = World::try_start(lasting, options()) else {
+    let mut env = world.kill();
+    env.files = before;
+    let Err(error) = World::try_start(env, options()) else {
         panic!("the log is older than its rings")
     };
     assert!(

@@ -44,7 +44,7 @@ fn what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anot
 #[test]
 fn a_fork_that_uploads_holds_its_tail_and_not_the_volume_of_that_name() {
     let (mut one, kept, volume) = with_kept_tail();
-    one.lasting.hanging_puts = 1;
+    one.env.hanging_puts = 1;
     let fork = one.host.fork_tail(kept, "saved", true);
     one.run_until_idle();
     // The volume of that name comes and goes.
@@ -66,13 +66,13 @@ fn a_fork_that_uploads_holds_its_tail_and_not_the_volume_of_that_name() {
 #[test]
 fn a_fork_goes_on_after_failures_of_the_store_and_not_for_ever() {
     let (mut one, kept, _volume) = with_kept_tail();
-    one.lasting.failing_puts = 3;
+    one.env.failing_puts = 3;
     let fork = one.host.fork_tail(kept, "saved", true);
     one.wait(|_| fork.try_take()).expect("forked");
     let saved = one.open("saved");
     assert_eq!(one.read_fill(&saved, 0, 4096), 1);
     // A store that does not come back: whoever asked is told, and nothing was made.
-    one.lasting.failing_puts = usize::MAX;
+    one.env.failing_puts = usize::MAX;
     let fork = one.host.fork_tail(kept, "again", true);
     for _ in 0..20 {
         one.pass(60_000);
@@ -85,7 +85,7 @@ fn a_fork_goes_on_after_failures_of_the_store_and_not_for_ever() {
         refused.to_string().contains("it is told to fail"),
         "{refused}"
     );
-    one.lasting.failing_puts = 0;
+    one.env.failing_puts = 0;
     assert!(one.try_open("again", false).is_err());
     let dropped = one.host.drop_tail(kept, false);
     one.wait(|_| dropped.try_take()).expect("nobody reads it");
@@ -150,11 +150,11 @@ fn a_deleted_volume_is_no_base() {
     one.wait(|_| synced.try_take()).expect_err("it is gone");
     let kept = one.host.unserved_tails();
     assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
-    let brought = one.lasting.put_keys.len();
+    let brought = one.env.put_keys.len();
     let fork = one.host.fork_tail(kept[0].id, "saved", false);
     let refused = one.wait(|_| fork.try_take()).expect_err("no base");
     assert!(refused.to_string().contains("was deleted"), "{refused}");
-    assert_eq!(one.lasting.put_keys.len(), brought, "before any upload");
+    assert_eq!(one.env.put_keys.len(), brought, "before any upload");
     let fork = one.host.fork_tail(kept[0].id, "saved", true);
     one.wait(|_| fork.try_take()).expect("forked");
     let saved = one.open("saved");
@@ -182,7 +182,7 @@ fn a_base_that_goes_meanwhile_is_no_base() {
     one.wait(|_| synced.try_take())
         .expect_err("another host has it");
     let id = one.host.unserved_tails()[0].id;
-    one.lasting.hanging_puts = 1;
+    one.env.hanging_puts = 1;
     let fork = one.host.fork_tail(id, "saved", false);
     one.run_until_idle();
     assert!(fork.try_take().is_none(), "its upload hangs");
@@ -198,10 +198,10 @@ fn a_base_that_goes_meanwhile_is_no_base() {
     let refused = one.wait(|_| fork.try_take()).expect_err("its base is gone");
     assert!(matches!(refused, OpenError::BaseGone { .. }), "{refused}");
     let made = |key: &String| key.starts_with("pins/") || key.starts_with("volumes/saved");
-    assert!(!one.lasting.objects.keys().any(made));
+    assert!(!one.env.objects.keys().any(made));
     let fork = one.host.fork_tail(id, "saved", true);
     one.wait(|_| fork.try_take()).expect("forked");
-    let pins = one.lasting.objects.keys();
+    let pins = one.env.objects.keys();
     assert_eq!(pins.filter(|key| key.starts_with("pins/")).count(), 1);
 }
 
@@ -215,7 +215,7 @@ fn what_a_rescue_fork_brings_is_of_no_session_that_a_copy_could_end() {
     let (mut one, kept, _volume) = with_kept_tail();
     let fork = one.host.fork_tail(kept, "saved", true);
     one.wait(|_| fork.try_take()).expect("forked");
-    let root = Root::decode(&one.lasting.objects[&root_key("saved")].0).expect("a root");
+    let root = Root::decode(&one.env.objects[&root_key("saved")].0).expect("a root");
     let numbers: Vec<u64> = root
         .sessions
         .iter()

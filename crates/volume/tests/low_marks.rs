@@ -8,7 +8,7 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use support::hosts::{hand_over, root_of};
-use support::{Lasting, World, options};
+use support::{Environment, World, options};
 use volume::hostlog::marks::LowMark;
 use volume::hostlog::names::{Position, record_of_key};
 use volume::hostlog::record::{Content, Record, Slices};
@@ -18,18 +18,18 @@ use volume::{Findings, OpenError, OpenMode, Options};
 
 const MIB: u64 = 1 << 20;
 
-fn few_records(lasting: Lasting) -> World {
+fn few_records(env: Environment) -> World {
     let options = Options {
         low_mark_records: 8,
         take_over: true,
         ..options()
     };
-    World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0))
+    World::try_start(env, options).unwrap_or_else(|e| panic!("{}", e.0))
 }
 
 /// Records of all hosts, by position.
-fn records(lasting: &Lasting) -> BTreeMap<Position, Slices> {
-    let objects = lasting.objects.iter();
+fn records(env: &Environment) -> BTreeMap<Position, Slices> {
+    let objects = env.objects.iter();
     let records = objects.filter_map(|(key, (bytes, _))| {
         let (_, position) = record_of_key(key)?;
         let record = Record::decode(bytes).expect("a record");
@@ -41,8 +41,8 @@ fn records(lasting: &Lasting) -> BTreeMap<Position, Slices> {
     records.collect()
 }
 
-fn low_marks(lasting: &Lasting) -> Vec<Position> {
-    let objects = lasting.objects.iter();
+fn low_marks(env: &Environment) -> Vec<Position> {
+    let objects = env.objects.iter();
     let marks = objects.filter(|(key, _)| key.ends_with("/low"));
     let decode = |bytes: &[u8]| LowMark::decode(bytes).expect("a low mark").position;
     marks.map(|(_, (bytes, _))| decode(bytes)).collect()
@@ -50,7 +50,7 @@ fn low_marks(lasting: &Lasting) -> Vec<Position> {
 
 #[test]
 fn records_that_no_root_needs_go_and_another_host_finds_all_that_was_stored() {
-    let mut world = few_records(Lasting::default());
+    let mut world = few_records(Environment::default());
     for name in ["busy", "idle"] {
         world.create(name, 64 * MIB);
     }
@@ -62,17 +62,17 @@ fn records_that_no_root_needs_go_and_another_host_finds_all_that_was_stored() {
         world.sync(&busy);
     }
     world.pass(5_000);
-    let low = low_marks(&world.lasting);
+    let low = low_marks(&world.env);
     assert!(low[0] > Position(30), "{low:?}");
-    let left = records(&world.lasting);
+    let left = records(&world.env);
     assert!(left.len() < 30, "{} records are left", left.len());
     assert!(left.keys().all(|position| *position >= low[0]));
     // The host is lost with its disk.
     let objects = world.kill().objects;
-    let mut other = few_records(Lasting {
+    let mut other = few_records(Environment {
         objects,
         versions: 1_000,
-        ..Lasting::default()
+        ..Environment::default()
     });
     let (busy, idle) = (other.open("busy"), other.open("idle"));
     assert_eq!(other.read_fill(&idle, 0, 4096), 7);
@@ -89,23 +89,23 @@ fn gc(world: &mut World) -> Result<Findings, OpenError> {
 
 #[test]
 fn a_root_that_somebody_removed_costs_nothing_once_it_is_back() {
-    let mut world = few_records(Lasting::default());
+    let mut world = few_records(Environment::default());
     for name in ["busy", "idle"] {
         world.create(name, 64 * MIB);
     }
     let (busy, idle) = (world.open("busy"), world.open("idle"));
     world.write(&idle, 0, 7, 4096);
     world.sync(&idle);
-    let root = world.lasting.objects.remove(&root_key("idle"));
+    let root = world.env.objects.remove(&root_key("idle"));
     for nth in 0..60_u64 {
         world.write(&busy, 8 * (nth % 5), 1 + nth as u8, 4096);
         world.sync(&busy);
     }
     world.pass(5_000);
-    let mut other = few_records(Lasting {
-        objects: world.lasting.objects.clone(),
+    let mut other = few_records(Environment {
+        objects: world.env.objects.clone(),
         versions: 5_000,
-        ..Lasting::default()
+        ..Environment::default()
     });
     for _ in 0..3 {
         let error = gc(&mut other).expect_err("one that serves it or not: nothing is removed");
@@ -113,10 +113,10 @@ fn a_root_that_somebody_removed_costs_nothing_once_it_is_back() {
     }
     let mut objects = other.kill().objects;
     objects.insert(root_key("idle"), root.expect("it was there"));
-    let mut third = few_records(Lasting {
+    let mut third = few_records(Environment {
         objects,
         versions: 9_000,
-        ..Lasting::default()
+        ..Environment::default()
     });
     let (busy, idle) = (third.open("busy"), third.open("idle"));
     assert_eq!(third.read_fill(&idle, 0, 4096), 7);
@@ -128,7 +128,7 @@ fn a_root_that_somebody_removed_costs_nothing_once_it_is_back() {
 
 #[test]
 fn a_deleted_volume_whose_name_another_has_keeps_no_record() {
-    let mut world = few_records(Lasting::default());
+    let mut world = few_records(Environment::default());
     world.create("busy", 64 * MIB);
     let busy = world.open("busy");
     for round in 0..6_u8 {
@@ -147,7 +147,7 @@ fn a_deleted_volume_whose_name_another_has_keeps_no_record() {
     }
     world.pass(5_000);
     gc(&mut world).expect("each has a tombstone");
-    let low = low_marks(&world.lasting);
+    let low = low_marks(&world.env);
     assert!(low[0] > Position(50), "{low:?}");
 }
 
@@ -158,7 +158,7 @@ fn a_records_floor_never_passes_a_pack_that_no_record_names() {
         world.create(name, 64 * MIB);
     }
     let (slow, quick) = (world.open("slow"), world.open("quick"));
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     world.write(&slow, 0, 1, 4096);
     let synced = world.host.sync(&slow);
     world.pass(100);
@@ -166,17 +166,17 @@ fn a_records_floor_never_passes_a_pack_that_no_record_names() {
         world.write(&quick, 0, fill, 4096);
         world.sync(&quick);
     }
-    let named = |lasting: &Lasting| -> BTreeSet<u64> {
-        let records = records(lasting);
+    let named = |env: &Environment| -> BTreeSet<u64> {
+        let records = records(env);
         let packs = records.values().flat_map(|slices| slices.packs.clone());
         packs.map(|pack| pack.number).collect()
     };
-    let before = named(&world.lasting);
-    let floor = |lasting: &Lasting| records(lasting).values().last().expect("records").floor;
-    let stuck = floor(&world.lasting);
+    let before = named(&world.env);
+    let floor = |env: &Environment| records(env).values().last().expect("records").floor;
+    let stuck = floor(&world.env);
     world.answer_hanging_puts();
     world.wait(|_| synced.try_take()).expect("synced");
-    let late: Vec<u64> = named(&world.lasting).difference(&before).copied().collect();
+    let late: Vec<u64> = named(&world.env).difference(&before).copied().collect();
     assert!(
         late.iter().all(|number| *number >= stuck),
         "{late:?}, {stuck}"
@@ -185,7 +185,7 @@ fn a_records_floor_never_passes_a_pack_that_no_record_names() {
     // It goes on when everything is named.
     world.write(&quick, 0, 9, 4096);
     world.sync(&quick);
-    assert!(floor(&world.lasting) > late[0]);
+    assert!(floor(&world.env) > late[0]);
 }
 
 #[test]
@@ -199,19 +199,19 @@ fn what_a_fold_is_about_to_name_stands_in_a_record_that_no_root_has_passed() {
             world.write(&volume, page * 32_768, 1, 4096);
             world.sync(&volume);
         }
-        world.lasting.store_ms = 100;
+        world.env.store_ms = 100;
         world.write(&volume, 8, 2, 4096);
         let _synced = world.host.sync(&volume);
-        let mut roots = vec![root_of(&world.lasting, "demo")];
+        let mut roots = vec![root_of(&world.env, "demo")];
         for at in (0..6_000).step_by(10) {
             if at == moment {
                 drop(world.host.grow_volume(&volume, 65 * MIB));
             }
             world.pass(10);
-            let root = root_of(&world.lasting, "demo");
+            let root = root_of(&world.env, "demo");
             roots.extend((root.sequence > roots[roots.len() - 1].sequence).then_some(root));
         }
-        let records = records(&world.lasting);
+        let records = records(&world.env);
         for pair in roots.windows(2) {
             let indexes = |root: &Root| -> BTreeSet<u64> {
                 let nodes = root.nodes.iter();
@@ -241,7 +241,7 @@ fn a_host_whose_claim_was_outrun_does_not_take_records_that_went_for_a_loss() {
         deltas_max: 1_000,
         ..options()
     };
-    let world = World::try_start(Lasting::default(), folds_late);
+    let world = World::try_start(Environment::default(), folds_late);
     let mut world = world.unwrap_or_else(|e| panic!("{}", e.0));
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
@@ -250,22 +250,19 @@ fn a_host_whose_claim_was_outrun_does_not_take_records_that_went_for_a_loss() {
         world.sync(&volume);
     }
     let mut one = World::start(world.kill());
-    one.lasting.store_ms = 1_000;
+    one.env.store_ms = 1_000;
     let opening = one.host.open_volume("demo", OpenMode::default());
-    let claimed = |one: &mut World| root_of(&one.lasting, "demo").claimant.map(drop);
+    let claimed = |one: &mut World| root_of(&one.env, "demo").claimant.map(drop);
     one.wait(claimed);
-    assert!(
-        root_of(&one.lasting, "demo").lsn.0 < 40,
-        "records have more"
-    );
-    let mut other = few_records(Lasting {
-        versions: one.lasting.versions + 5_000,
-        ..Lasting::default()
+    assert!(root_of(&one.env, "demo").lsn.0 < 40, "records have more");
+    let mut other = few_records(Environment {
+        versions: one.env.versions + 5_000,
+        ..Environment::default()
     });
     hand_over(&mut one, &mut other);
     let theirs = other.open("demo");
     gc(&mut other).expect("the first log is too long");
-    let low = low_marks(&other.lasting).into_iter().max();
+    let low = low_marks(&other.env).into_iter().max();
     assert!(low > Some(Position(30)), "its records went: {low:?}");
     hand_over(&mut other, &mut one);
     let refused = one.wait(|_| opening.try_take());

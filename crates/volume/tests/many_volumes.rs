@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
-use support::{Lasting, World, options};
+use support::{Environment, World, options};
 use volume::hostlog::record::{Content, Record, RecordPack};
 use volume::{Options, Volume};
 
@@ -31,14 +31,14 @@ fn world_options(volumes: usize) -> Options {
 
 /// A host with so many volumes and a recovery point of 30 s, on a store that takes 30 ms for each request.
 fn host_with(volumes: usize) -> (World, Vec<Volume>) {
-    let mut world = World::try_start(Lasting::default(), world_options(volumes))
+    let mut world = World::try_start(Environment::default(), world_options(volumes))
         .unwrap_or_else(|failed| panic!("{}", failed.0));
     let volumes = (0..volumes).map(|number| {
         world.create(&name(number), 8 * MIB);
         world.open(&name(number))
     });
     let volumes: Vec<_> = volumes.collect();
-    world.lasting.store_ms = 30;
+    world.env.store_ms = 30;
     (world, volumes)
 }
 
@@ -56,7 +56,7 @@ fn write_for(world: &mut World, volumes: &[Volume], seconds: usize) {
 
 /// PUTs and GETs.
 fn requests(world: &mut World) -> (usize, usize) {
-    let by_kind: BTreeMap<&str, usize> = std::mem::take(&mut world.lasting.store_requests);
+    let by_kind: BTreeMap<&str, usize> = std::mem::take(&mut world.env.store_requests);
     let count = |kinds: &[&str]| kinds.iter().filter_map(|kind| by_kind.get(kind)).sum();
     (
         count(&["put", "create", "update"]),
@@ -83,7 +83,7 @@ fn volumes_that_write_little_share_records_and_packs() {
     // Whoever opens one of them finds its own in the packs that all share.
     let options = world_options(volumes.len());
     drop(volumes);
-    world.lasting.store_ms = 0;
+    world.env.store_ms = 0;
     let mut world =
         World::try_start(world.kill(), options).unwrap_or_else(|failed| panic!("{}", failed.0));
     for number in [0, 7, 64] {
@@ -99,7 +99,7 @@ fn a_sync_waits_for_no_slice_of_another_volume() {
     world.write(&volumes[0], 0, 1, 5 * MIB as usize);
     world.write(&volumes[1], 0, 1, 4096);
     // The other's pack is not answered.
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     let other = world.host.sync(&volumes[0]);
     world.pass(100);
     let begun_ns = world.now_ns;
@@ -114,11 +114,11 @@ fn a_sync_waits_for_no_slice_of_another_volume() {
 fn a_record_waits_for_what_is_on_its_way_of_other_volumes() {
     let (mut world, volumes) = host_with(2);
     // What has a pack of its own is longer on its way than what is small, by far less than the recovery point has left.
-    world.lasting.store_bytes_per_s = 4 * MIB;
+    world.env.store_bytes_per_s = 4 * MIB;
     world.write_noise(&volumes[0], 0, 1, 5 * MIB);
     world.write(&volumes[1], 0, 1, 4096);
     let records = |world: &World| {
-        let keys = world.lasting.objects.keys();
+        let keys = world.env.objects.keys();
         keys.filter(|key| key.contains("/log/")).count()
     };
     let before = records(&world);
@@ -134,7 +134,7 @@ fn a_volume_whose_slices_are_stuck_makes_others_no_more_often_due() {
     let (mut world, volumes) = host_with(2);
     world.write(&volumes[0], 0, 1, 5 * MIB as usize);
     // The pack is not answered, and what is written now cannot be cut until it is.
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     let stuck = world.host.sync(&volumes[0]);
     world.pass(100);
     world.write(&volumes[0], 0, 2, 4096);
@@ -155,7 +155,7 @@ fn a_volume_whose_slices_are_stuck_makes_others_no_more_often_due() {
 
 /// The packs of the newest record.
 fn newest_packs(world: &World) -> Vec<RecordPack> {
-    let mut objects = world.lasting.objects.iter().rev();
+    let mut objects = world.env.objects.iter().rev();
     let (_, (record, _)) = objects
         .find(|(key, _)| key.contains("/log/"))
         .expect("a record");
@@ -170,12 +170,12 @@ fn read_on_other_host(
     objects: &BTreeMap<String, (Vec<u8>, u64)>,
     volumes: usize,
 ) -> Vec<[Result<u8, ErrorKind>; 2]> {
-    let lasting = Lasting {
+    let env = Environment {
         objects: objects.clone(),
         versions: 5000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::try_start(lasting, world_options(volumes))
+    let mut world = World::try_start(env, world_options(volumes))
         .unwrap_or_else(|failed| panic!("{}", failed.0));
     let read = |number| {
         let volume = world.try_open(&name(number), true).expect("it opens");
@@ -192,7 +192,7 @@ fn read_on_other_host(
 fn a_shared_pack_that_is_gone_or_damaged_costs_what_it_holds_and_nothing_else() {
     let (mut world, volumes) = host_with(3);
     let keys = |world: &World| -> Vec<String> {
-        let all = world.lasting.objects.keys();
+        let all = world.env.objects.keys();
         all.filter(|key| key.starts_with("packs/"))
             .cloned()
             .collect()
@@ -218,7 +218,7 @@ fn a_shared_pack_that_is_gone_or_damaged_costs_what_it_holds_and_nothing_else() 
     };
     let parts = newest_packs(&world);
     assert_eq!(parts.len(), 2, "a part for each");
-    let whole = world.lasting.objects;
+    let whole = world.env.objects;
     let lost = Err(ErrorKind::Io);
     // One footer.
     let mut objects = whole.clone();

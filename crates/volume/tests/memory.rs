@@ -64,9 +64,9 @@ fn a_live_extent_costs_no_more_memory_than_documented() {
     let volume = world.open("demo");
     // The test's own log file has its full size before anything is counted.
     let mut log = vec![0; LOG_BYTES as usize];
-    let used = &world.lasting.files[&FileId::LOG];
+    let used = &world.env.files[&FileId::LOG];
     log[..used.len()].copy_from_slice(used);
-    world.lasting.files.insert(FileId::LOG, log);
+    world.env.files.insert(FileId::LOG, log);
     let region = Region::new(ALLOCATOR);
     // Odd multipliers visit all block numbers below a power of two once, in a scattered order.
     for n in 0..EXTENTS {

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use blkmq::io::Op;
 use support::hosts::taken_over;
 use support::points::fold;
-use support::{Lasting, World};
+use support::{Environment, World};
 use volume::Volume;
 use volume::hostlog::names::{INDEX_PREFIX, PACK_PREFIX, SessionName, object_of_key};
 use volume::object::page::PAGE_SECTORS as PAGE;
@@ -18,7 +18,7 @@ use volume::object::root::Root;
 const GIB: u64 = 1 << 30;
 
 fn with_volume() -> (World, Volume) {
-    let mut world = World::start(Lasting::default());
+    let mut world = World::start(Environment::default());
     world.create("demo", GIB);
     let volume = world.open("demo");
     (world, volume)
@@ -32,7 +32,7 @@ fn restart(world: World) -> (World, Volume) {
 
 /// The sessions of all objects under a prefix.
 fn sessions(world: &World, prefix: &str) -> BTreeSet<SessionName> {
-    let objects = world.lasting.objects.keys();
+    let objects = world.env.objects.keys();
     let keys = objects.filter(|key| key.starts_with(prefix));
     let session = |key: &String| {
         let named = object_of_key(key);
@@ -75,7 +75,7 @@ fn a_pack_is_found_whose_session_only_a_page_lists() {
     fold(&mut world, &volume, 0);
     let (mut world, volume) = restart(world);
     fold(&mut world, &volume, 3 * PAGE + 64);
-    let (bytes, _) = &world.lasting.objects["volumes/demo/root"];
+    let (bytes, _) = &world.env.objects["volumes/demo/root"];
     let listed: BTreeSet<_> = Root::decode(bytes)
         .expect("a root")
         .sessions
@@ -98,18 +98,18 @@ fn starts_on_a_poisoned_log_use_no_name_twice() {
         world.write(&volume, block * 8, block as u8 + 1, 4096);
     }
     world.flush(&volume);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     world.write(&volume, 64, 9, 4096);
     assert!(world.request(&volume, Op::Flush, &mut []).is_err());
     // Each of them dies before a root names what it has put into the store.
-    let lasting = world.kill();
+    let env = world.kill();
     let mut names = Vec::new();
     for start in 1..=2 {
-        let lasting = Lasting {
-            versions: lasting.versions + start,
-            ..lasting.copy()
+        let env = Environment {
+            versions: env.versions + start,
+            ..env.copy()
         };
-        let mut world = World::start(lasting);
+        let mut world = World::start(env);
         assert!(world.report.poisoned);
         let volume = world.open("demo");
         let answer = world.host.sync(&volume);

@@ -8,7 +8,7 @@ use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op};
 use support::hosts::{close, elsewhere, hand_over, other_host, root_of, try_write};
 use support::points::{delete_snapshot, done, gc, snapshot, write_over};
-use support::{Lasting, World, with_volume};
+use support::{Environment, World, with_volume};
 use volume::{OpenError, Volume};
 
 fn open(world: &mut World, name: &str) -> Result<Volume, OpenError> {
@@ -79,18 +79,18 @@ fn an_open_snapshot_leaves_nothing_in_the_store_or_the_log() {
     let (mut world, volume) = with_snapshot();
     world.sync(&volume);
     close(&mut world, &volume);
-    let roots = |lasting: &Lasting| -> Vec<_> {
-        let of_roots = lasting.objects.iter();
+    let roots = |env: &Environment| -> Vec<_> {
+        let of_roots = env.objects.iter();
         let of_roots = of_roots.filter(|(key, _)| key.starts_with("volumes/"));
         of_roots
             .map(|(key, (bytes, _))| (key.clone(), bytes.clone()))
             .collect()
     };
-    let before = roots(&world.lasting);
+    let before = roots(&world.env);
     let opened = open(&mut world, "demo@one").expect("opened");
     assert_eq!(read(&mut world, &opened, 0), Ok(1));
     world.flush(&opened);
-    assert_eq!(roots(&world.lasting), before);
+    assert_eq!(roots(&world.env), before);
     let again = World::start(world.kill());
     assert!(again.report.tails.is_empty(), "{:?}", again.report.tails);
 }
@@ -115,7 +115,7 @@ fn a_snapshot_that_is_open_here_is_not_deleted_here() {
 fn a_flush_needs_no_log() {
     let (mut world, volume) = with_snapshot();
     let opened = open(&mut world, "demo@one").expect("opened");
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     world.write(&volume, 8, 5, 4096);
     let failed = world.request(&volume, Op::Flush, &mut []);
     assert_eq!(failed, Err(ErrorKind::Io));
@@ -181,7 +181,7 @@ fn a_snapshot_that_another_host_deletes_reads_its_bytes_or_fails_and_never_other
 fn a_snapshot_that_was_deleted_is_not_opened() {
     let (mut world, _volume) = with_snapshot();
     delete_snapshot(&mut world, "demo@one").expect("deleted");
-    assert!(root_of(&world.lasting, "demo@one").deleted);
+    assert!(root_of(&world.env, "demo@one").deleted);
     let refused = open(&mut world, "demo@one").expect_err("it is gone");
     assert!(matches!(refused, OpenError::NoSuchSnapshot(_)), "{refused}");
     let fork = world.host.fork_volume("demo", "branch");

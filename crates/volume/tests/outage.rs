@@ -8,7 +8,7 @@ use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
-use support::{Lasting, World, options, waker, with_volume};
+use support::{Environment, World, options, waker, with_volume};
 use volume::Options;
 
 const MIB: u64 = 1 << 20;
@@ -16,11 +16,11 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn in_an_outage_writers_are_parked_when_the_log_is_full_and_go_on_when_it_ends() {
     let (mut world, volume) = with_volume();
-    world.lasting.outage = true;
+    world.env.outage = true;
     let chunk = fill(&mut world, &volume);
     assert!(chunk >= 32, "a good part of the log was used: {chunk}");
     world.flush(&volume);
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.write(&volume, chunk * 128, 9, 65536);
     assert_eq!(world.read_fill(&volume, chunk * 128, 65536), 9);
 }
@@ -56,14 +56,14 @@ fn in_an_outage_a_volume_that_fills_the_log_leaves_room_for_others() {
     let (mut world, noisy) = with_volume();
     world.create("calm", 64 * MIB);
     let calm = world.open("calm");
-    world.lasting.outage = true;
+    world.env.outage = true;
     let chunks = fill(&mut world, &noisy);
     assert!(chunks >= 16, "a good part of the log was used: {chunks}");
     for block in 0..32 {
         world.write(&calm, block * 8, 3, 4096);
     }
     world.flush(&calm);
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.write(&noisy, chunks * 128, 9, 65536);
     assert_eq!(world.read_fill(&noisy, chunks * 128, 65536), 9);
     assert_eq!(world.read_fill(&calm, 0, 32 * 4096), 3);
@@ -74,7 +74,7 @@ fn a_volume_that_is_kept_from_the_rest_of_the_log_goes_on_once_its_bytes_are_sup
     let (mut world, noisy) = with_volume();
     world.create("calm", 64 * MIB);
     let _calm = world.open("calm");
-    world.lasting.outage = true;
+    world.env.outage = true;
     let chunks = fill(&mut world, &noisy);
     // Discards take no log: what they supersede is space again, in the outage, too.
     let waker = waker();
@@ -93,7 +93,7 @@ fn a_volume_that_is_kept_from_the_rest_of_the_log_goes_on_once_its_bytes_are_sup
 #[test]
 fn overwriting_in_an_outage_never_fills_the_log() {
     let (mut world, volume) = with_volume();
-    world.lasting.outage = true;
+    world.env.outage = true;
     for round in 0..2000_u64 {
         world.write(&volume, (round * 37 % 64) * 8, round as u8, 4096);
     }
@@ -119,10 +119,9 @@ fn what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory() {
         ..options()
     };
     let (pages, sectors) = (100, 32_768);
-    let start = |lasting| {
-        World::try_start(lasting, options.clone()).unwrap_or_else(|error| panic!("{}", error.0))
-    };
-    let mut world = start(Lasting::default());
+    let start =
+        |env| World::try_start(env, options.clone()).unwrap_or_else(|error| panic!("{}", error.0));
+    let mut world = start(Environment::default());
     world.create("demo", 100 << 30);
     let volume = world.open("demo");
     for page in 0..pages {
@@ -133,17 +132,17 @@ fn what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory() {
         world.sync(&volume);
     }
     world.pass(1000);
-    let mut world = start(Lasting {
+    let mut world = start(Environment {
         objects: world.kill().objects,
         versions: 9000,
-        ..Lasting::default()
+        ..Environment::default()
     });
     let volume = world.try_open("demo", true).expect("opened");
     for page in 0..pages {
         let found = world.read_fill(&volume, page * sectors, 4096);
         assert_eq!(found, page as u8 + 1);
     }
-    world.lasting.outage = true;
+    world.env.outage = true;
     for page in 0..pages {
         let found = world.read_fill(&volume, page * sectors, 4096);
         assert_eq!(found, page as u8 + 1);
@@ -153,12 +152,12 @@ fn what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory() {
 #[test]
 fn a_volume_whose_writes_wait_for_room_learns_that_another_host_has_it() {
     let (mut world, old) = with_volume();
-    world.lasting.outage = true;
+    world.env.outage = true;
     fill(&mut world, &old);
     world.flush(&old);
     // What fills the log belongs to a volume that nobody opens again.
     let mut world = World::start(world.kill());
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.create("parked", 64 * MIB);
     let parked = world.open("parked");
     let op = Op::Write {
@@ -176,14 +175,14 @@ fn a_volume_whose_writes_wait_for_room_learns_that_another_host_has_it() {
     }
     assert!(parked.check_serving().is_ok());
 
-    let mut other = World::start(Lasting {
-        versions: world.lasting.versions + 5000,
-        objects: std::mem::take(&mut world.lasting.objects),
-        ..Lasting::default()
+    let mut other = World::start(Environment {
+        versions: world.env.versions + 5000,
+        objects: std::mem::take(&mut world.env.objects),
+        ..Environment::default()
     });
     other.try_open("parked", true).expect("taken over");
-    world.lasting.versions = other.lasting.versions + 5000;
-    world.lasting.objects = std::mem::take(&mut other.lasting.objects);
+    world.env.versions = other.env.versions + 5000;
+    world.env.objects = std::mem::take(&mut other.env.objects);
     for _ in 0..100 {
         let step = parked.begin(&op, &waker);
         assert!(
@@ -211,7 +210,7 @@ fn layers_stay_few_while_the_cleaner_finds_nothing() {
     let (mut world, noisy) = with_volume();
     world.create("calm", 64 * MIB);
     let calm = world.open("calm");
-    world.lasting.outage = true;
+    world.env.outage = true;
     // A layer on its way and one that waits, below what follows.
     for slice in 1..=2 {
         world.write(&calm, slice * 4096, 4, 128 << 10);
@@ -252,7 +251,7 @@ fn on_a_log_that_is_poisoned_every_parked_write_hears_of_it_at_once() {
     let (mut world, noisy) = with_volume();
     world.create("calm", 64 * MIB);
     let calm = world.open("calm");
-    world.lasting.outage = true;
+    world.env.outage = true;
     let chunks = fill_up_to_the_reserve(&mut world, &noisy);
     let op = Op::Write {
         sector: chunks * 128,
@@ -265,7 +264,7 @@ fn on_a_log_that_is_poisoned_every_parked_write_hears_of_it_at_once() {
         assert!(matches!(noisy.begin(&op, &waker), Step::Park(_)));
     }
     world.write(&calm, 0, 3, 4096);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     world
         .request(&calm, Op::Flush, &mut [])
         .expect_err("poisoned");
@@ -283,7 +282,7 @@ fn the_cleaner_moves_nothing_of_a_slice_on_its_way() {
     // The store has taken something, so several slices go on their way, and now it takes none of their packs.
     world.write(&noisy, 0, 1, 4096);
     world.sync(&noisy);
-    world.lasting.hanging_puts = usize::MAX;
+    world.env.hanging_puts = usize::MAX;
     // What is written over and over leaves every segment half empty, and all of it is on its way.
     let hot = 32 * MIB / 512;
     let cold = 20;

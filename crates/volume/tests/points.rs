@@ -37,7 +37,7 @@ fn ask(world: &mut World, nth: usize) -> Asked {
 /// The store gives answers, and takes no packs; a quarter of the log is written over again and again.
 fn snapshots_end_while_the_store_takes_nothing() {
     let (mut world, volume) = with_volume();
-    world.lasting.failing_puts = usize::MAX;
+    world.env.failing_puts = usize::MAX;
     world.write(&volume, 0, 1, 4096);
     let mut asked = Vec::new();
     for round in 0..50_u64 {
@@ -60,13 +60,13 @@ fn snapshots_end_while_the_store_takes_nothing() {
         );
         assert!(refused.to_string().contains("try again"), "{refused}");
     }
-    world.lasting.failing_puts = 0;
+    world.env.failing_puts = 0;
     world.sync(&volume);
     let is_point = |key: &&String| key.starts_with("pins/") || key.contains('@');
-    assert_eq!(world.lasting.objects.keys().find(is_point), None);
+    assert_eq!(world.env.objects.keys().find(is_point), None);
     let taken = ask(&mut world, 0);
     world.wait(|_| taken.try_take()).expect("taken");
-    assert!(world.lasting.objects.contains_key(&root_key("demo@s0")));
+    assert!(world.env.objects.contains_key(&root_key("demo@s0")));
     assert_eq!(world.read_fill(&volume, 0, MIB as usize), 50);
 }
 
@@ -79,7 +79,7 @@ fn a_snapshot_ends_with_an_error_while_the_store_takes_nothing_and_writes_go_on(
 fn few_points_wait_at_once() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 2, 4096);
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     let waiting: Vec<Asked> = (0..POINTS_MAX).map(|nth| ask(&mut world, nth)).collect();
     let one_more = ask(&mut world, POINTS_MAX);
     let refused = world.wait(|_| one_more.try_take()).expect_err("too many");
@@ -102,7 +102,7 @@ fn few_snapshots_of_a_volume_wait_for_the_store_at_once() {
 /// There is no moment at which no snapshot is asked for.
 fn snapshots_without_a_gap_leave_room_for_folds() {
     let (mut world, volume) = with_volume();
-    world.lasting.store_ms = 100;
+    world.env.store_ms = 100;
     let mut under_way: VecDeque<Asked> = VecDeque::new();
     for nth in 0..60 {
         world.write(&volume, nth % 16 * 8, nth as u8 + 1, 4096);
@@ -113,7 +113,7 @@ fn snapshots_without_a_gap_leave_room_for_folds() {
             world.wait(|_| oldest.try_take()).expect("taken");
         }
     }
-    let root = root_of(&world.lasting, "demo");
+    let root = root_of(&world.env, "demo");
     assert!(!root.nodes.is_empty(), "it was folded: {root:?}");
     assert!(root.deltas.len() < 40, "{}", root.deltas.len());
     let newest = under_way.pop_back().expect("there are three");

@@ -9,7 +9,7 @@ use blkmq::io::{Backend, Op, Step};
 use volume::{Options, Volume};
 
 mod support;
-use support::{Lasting, World, waker};
+use support::{Environment, World, waker};
 
 const VOLUME_BYTES: u64 = 32 << 20;
 const CHUNK: usize = 64 << 10;
@@ -34,7 +34,7 @@ fn content(bytes: usize) -> Vec<u8> {
 
 /// A volume that is wholly in the store, opened on a host that has nothing of it, and its content.
 fn cold_volume() -> (World, Volume, Vec<u8>) {
-    let mut world = start(Lasting::default());
+    let mut world = start(Environment::default());
     world.create("disk", VOLUME_BYTES);
     let volume = world.open("disk");
     let bytes = content(VOLUME_BYTES as usize);
@@ -60,17 +60,17 @@ fn cold_volume() -> (World, Volume, Vec<u8>) {
     left.rings.lose_all();
     let mut world = start(left);
     let volume = world.open("disk");
-    world.lasting.store_ms = STORE_MS;
-    world.lasting.store_requests = BTreeMap::new();
+    world.env.store_ms = STORE_MS;
+    world.env.store_requests = BTreeMap::new();
     (world, volume, bytes)
 }
 
-fn start(lasting: Lasting) -> World {
-    World::try_start(lasting, options()).unwrap_or_else(|e| panic!("{}", e.0))
+fn start(env: Environment) -> World {
+    World::try_start(env, options()).unwrap_or_else(|e| panic!("{}", e.0))
 }
 
 fn ranges(world: &World) -> usize {
-    let count = world.lasting.store_requests.get("range");
+    let count = world.env.store_requests.get("range");
     count.copied().unwrap_or_default()
 }
 
@@ -154,7 +154,7 @@ fn a_cold_read_does_not_wait_behind_read_ahead() {
     read_through(&mut world, &volume, &bytes, near..4096, 4096);
     read_through(&mut world, &volume, &bytes, far..far + 4096, 4096);
     // One after the other: every request that is already asked for is one before the client's.
-    world.lasting.store_serial = true;
+    world.env.store_serial = true;
     let first = Op::Read {
         sector: (far as u64 + (1 << 20)) / 512,
         sectors: 8,
@@ -226,7 +226,7 @@ fn what_was_read_first_is_here_before_it_is_asked_for_after_the_next_opening() {
     left.store_ms = 0;
     let mut world = start(left);
     let volume = world.open("disk");
-    world.lasting.store_ms = STORE_MS;
+    world.env.store_ms = STORE_MS;
     volume.prefetch(&boot_set);
     // A page, then chunks by sixteen requests at a time.
     world.pass(12 * STORE_MS);
@@ -239,13 +239,13 @@ fn what_was_read_first_is_here_before_it_is_asked_for_after_the_next_opening() {
 
 #[test]
 fn what_is_uploaded_is_read_from_the_log_until_its_space_is_needed() {
-    let mut world = start(Lasting::default());
+    let mut world = start(Environment::default());
     world.create("disk", VOLUME_BYTES);
     let volume = world.open("disk");
     world.write(&volume, 0, 7, 1 << 20);
     world.sync(&volume);
-    world.lasting.store_requests = BTreeMap::new();
-    world.lasting.outage = true;
+    world.env.store_requests = BTreeMap::new();
+    world.env.outage = true;
     assert_eq!(world.read_fill(&volume, 0, 1 << 20), 7);
     assert_eq!(ranges(&world), 0);
 }
@@ -273,16 +273,12 @@ fn failing_chunks(world: &mut World, volume: &Volume, bytes: &[u8]) -> Vec<usize
 #[test]
 fn a_pack_that_is_shorter_than_its_index_says_fails_reads_of_what_is_missing_alone_and_at_once() {
     let (mut world, volume, bytes) = cold_volume();
-    let packs = world.lasting.objects.keys();
+    let packs = world.env.objects.keys();
     let packs: Vec<String> = packs
         .filter(|key| key.starts_with("packs/"))
         .cloned()
         .collect();
-    let (data, _) = world
-        .lasting
-        .objects
-        .get_mut(&packs[1])
-        .expect("several packs");
+    let (data, _) = world.env.objects.get_mut(&packs[1]).expect("several packs");
     let whole = data.clone();
     // Half of its chunks are left, and a little of the next.
     let chunks = whole.len() / CHUNK;
@@ -298,7 +294,7 @@ fn a_pack_that_is_shorter_than_its_index_says_fails_reads_of_what_is_missing_alo
     world.write(&volume, sector(failing[0]), 7, CHUNK);
     assert_eq!(world.read_fill(&volume, sector(failing[0]), CHUNK), 7);
     world.pass(2000);
-    world.lasting.objects.insert(packs[1].clone(), (whole, 1));
+    world.env.objects.insert(packs[1].clone(), (whole, 1));
     let rest = failing[1] * CHUNK..bytes.len();
     read_through(&mut world, &volume, &bytes, rest, CHUNK);
 }

@@ -17,11 +17,11 @@ fn slow_store() -> (World, Volume) {
         rpo_ns: RPO_MS * 1_000_000,
         ..options()
     };
-    let mut world = World::try_start(support::Lasting::default(), options)
+    let mut world = World::try_start(support::Environment::default(), options)
         .unwrap_or_else(|failed| panic!("{}", failed.0));
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
-    world.lasting.store_ms = 1000;
+    world.env.store_ms = 1000;
     (world, volume)
 }
 
@@ -45,9 +45,9 @@ fn what_completed_is_in_the_store_by_the_recovery_point_while_uploads_keep_up() 
         assert_eq!(marks.overdue_ms, 0);
     }
     assert!(
-        world.lasting.store_requests["update"] < 30,
+        world.env.store_requests["update"] < 30,
         "and not more often than it must: {:?}",
-        world.lasting.store_requests
+        world.env.store_requests
     );
 }
 
@@ -55,7 +55,7 @@ fn what_completed_is_in_the_store_by_the_recovery_point_while_uploads_keep_up() 
 fn the_watermarks_say_by_how_much_the_recovery_point_is_missed() {
     let (mut world, volume) = slow_store();
     world.write(&volume, 0, 1, 4096);
-    world.lasting.outage = true;
+    world.env.outage = true;
     world.pass(RPO_MS / 2);
     world.write(&volume, 8, 1, 4096);
     world.pass(RPO_MS / 2);
@@ -63,7 +63,7 @@ fn the_watermarks_say_by_how_much_the_recovery_point_is_missed() {
     world.pass(10_000);
     let overdue_ms = volume.watermarks().overdue_ms;
     assert!((9_800..10_200).contains(&overdue_ms), "{overdue_ms}");
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.pass(40_000);
     assert_eq!(volume.watermarks().overdue_ms, 0);
 }

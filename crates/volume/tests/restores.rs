@@ -7,7 +7,7 @@ mod support;
 use blkmq::error::ErrorKind;
 use support::hosts::{close, elsewhere, hand_over, other_host, root_of, try_write};
 use support::points::{delete_snapshot, done, fold, fork, snapshot, snapshot_names};
-use support::{Fault, Lasting, World, with_volume};
+use support::{Environment, Fault, World, with_volume};
 use volume::hostlog::marks::Pin;
 use volume::object::root_key;
 use volume::{OpenError, OpenMode, Volume};
@@ -65,14 +65,14 @@ fn a_snapshot_of_a_volume_that_is_gone_is_not_laid_over_its_namesake() {
     world.write(&volume, 0, 1, 4096);
     snapshot(&mut world, "demo@one").expect("taken");
     drop(volume);
-    let stays: Vec<_> = world.lasting.objects.clone().into_iter().collect();
-    let mut other = World::start(Lasting {
+    let stays: Vec<_> = world.env.objects.clone().into_iter().collect();
+    let mut other = World::start(Environment {
         objects: stays
             .into_iter()
             .filter(|(key, _)| key != &root_key("demo"))
             .collect(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
+        versions: world.env.versions + 5000,
+        ..Environment::default()
     });
     other.create("demo", 64 * MIB);
     let answer = other.host.restore_volume("demo@one", "demo@kept");
@@ -100,10 +100,10 @@ fn what_the_old_owner_brings_meanwhile_is_kept_or_refused() {
     let (mut owner, volume) = with_volume();
     owner.write(&volume, 0, 1, 4096);
     snapshot(&mut owner, "demo@one").expect("taken");
-    let mut taker = World::start(Lasting {
-        versions: owner.lasting.versions + 5000,
+    let mut taker = World::start(Environment {
+        versions: owner.env.versions + 5000,
         store_ms: 100,
-        ..Lasting::default()
+        ..Environment::default()
     });
     hand_over(&mut owner, &mut taker);
     let mode = OpenMode {
@@ -112,15 +112,15 @@ fn what_the_old_owner_brings_meanwhile_is_kept_or_refused() {
     };
     let _opening = taker.host.open_volume("demo", mode);
     let has_updated = |taker: &mut World| {
-        let requests = &taker.lasting.store_requests;
+        let requests = &taker.env.store_requests;
         requests.contains_key("update").then_some(())
     };
     taker.wait(has_updated);
     let mut taker = World::start(taker.kill());
-    assert!(root_of(&taker.lasting, "demo").predecessor.is_some());
+    assert!(root_of(&taker.env, "demo").predecessor.is_some());
     let answer = taker.host.restore_volume("demo@one", "demo@kept");
     let has_copy = |taker: &mut World| {
-        let objects = &taker.lasting.objects;
+        let objects = &taker.env.objects;
         objects.contains_key(&root_key("demo@kept")).then_some(())
     };
     taker.wait(has_copy);
@@ -161,8 +161,8 @@ fn with_fault(at: usize, fault: Fault, closed: bool) -> bool {
         false => world = World::start(world.kill()),
     }
     drop(volume);
-    let epoch = root_of(&world.lasting, "demo").epoch;
-    world.lasting.fault_after = Some((at, fault));
+    let epoch = root_of(&world.env, "demo").epoch;
+    world.env.fault_after = Some((at, fault));
     let answer = world.host.restore_volume("demo@one", "demo@kept");
     let mut restored = None;
     if fault == Fault::LostAnswer {
@@ -170,8 +170,8 @@ fn with_fault(at: usize, fault: Fault, closed: bool) -> bool {
     } else {
         world.pass(200);
     }
-    world.lasting.fault_after = None;
-    world.lasting.outage = false;
+    world.env.fault_after = None;
+    world.env.outage = false;
     let mut world = World::start(world.kill());
     let volume = world.open("demo");
     let found = fills(&mut world, &volume);
@@ -255,14 +255,14 @@ fn a_restore_is_an_epoch_and_an_lsn_of_its_own_behind_a_pin() {
     let taken = snapshot(&mut world, "demo@one").expect("taken");
     world.write(&volume, 0, 2, 4096);
     close(&mut world, &volume);
-    let before = root_of(&world.lasting, "demo");
+    let before = root_of(&world.env, "demo");
     restore(&mut world, "demo@one", "demo@kept").expect("restored");
-    let root = root_of(&world.lasting, "demo");
+    let root = root_of(&world.env, "demo");
     assert!(root.epoch > before.epoch && root.since == root.epoch);
     assert!(root.lsn > before.lsn && root.first > root.lsn);
     assert_eq!((&root.owner, &root.predecessor), (&None, &None));
     let of_snapshot = format!("pins/{}/{}", taken.id, root.volume);
-    let mut pins = world.lasting.objects.iter();
+    let mut pins = world.env.objects.iter();
     let pin = pins.find(|(key, _)| key.starts_with(&of_snapshot));
     let (_, (bytes, version)) = pin.expect("a pin");
     let pin = Pin::decode(bytes).expect("a pin");
@@ -270,7 +270,7 @@ fn a_restore_is_an_epoch_and_an_lsn_of_its_own_behind_a_pin() {
         (&pin.root.deltas, &pin.root.nodes),
         (&root.deltas, &root.nodes)
     );
-    assert!(*version < world.lasting.objects[&root_key("demo")].1);
+    assert!(*version < world.env.objects[&root_key("demo")].1);
 }
 
 #[test]
@@ -286,10 +286,10 @@ fn a_snapshot_that_goes_meanwhile_is_not_laid_over_its_volume() {
     world.write(&volume, 0, 2, 4096);
     close(&mut world, &volume);
     drop(volume);
-    world.lasting.store_ms = 100;
+    world.env.store_ms = 100;
     let answer = world.host.restore_volume("demo@one", "demo@kept");
     let has_copy = |world: &mut World| {
-        let objects = &world.lasting.objects;
+        let objects = &world.env.objects;
         objects.contains_key(&root_key("demo@kept")).then_some(())
     };
     world.wait(has_copy);
@@ -300,7 +300,7 @@ fn a_snapshot_that_goes_meanwhile_is_not_laid_over_its_volume() {
     assert_eq!(refused, OpenError::NoSuchSnapshot("demo@one".into()));
     let of_snapshot = format!("pins/{}/", taken.id);
     let is_pin = |key: &String| key.starts_with(&of_snapshot);
-    assert!(!world.lasting.objects.keys().any(is_pin));
+    assert!(!world.env.objects.keys().any(is_pin));
     let volume = world.open("demo");
     assert_eq!(fills(&mut world, &volume), [2, 0, 0]);
 }

@@ -8,7 +8,7 @@ mod support;
 use blkmq::error::ErrorKind;
 use blkmq::io::{FileId, Op};
 use support::hosts::{close, delete, hand_over, other_host, root_of, try_write};
-use support::{Lasting, World, with_volume};
+use support::{Environment, World, with_volume};
 use volume::hostlog::record::Record;
 use volume::hostlog::stop::Stop;
 use volume::object::root::{Owner, Root};
@@ -24,19 +24,19 @@ fn try_sync(world: &mut World, volume: &Volume) -> Result<(), OpenError> {
 }
 
 fn root(world: &World) -> Root {
-    root_of(&world.lasting, "demo")
+    root_of(&world.env, "demo")
 }
 
 fn records(world: &World) -> usize {
-    let keys = world.lasting.objects.keys();
+    let keys = world.env.objects.keys();
     keys.filter(|key| key.contains("/log/")).count()
 }
 
 /// Somebody else writes the root.
 fn put_root(world: &mut World, root: &Root) {
-    world.lasting.versions += 1;
-    let object = (root.encode(), world.lasting.versions);
-    world.lasting.objects.insert(root_key("demo"), object);
+    world.env.versions += 1;
+    let object = (root.encode(), world.env.versions);
+    world.env.objects.insert(root_key("demo"), object);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_foreign_root_of_equal_epoch_stops_the_host_and_nothing_is_written_over_it()
 fn a_deletion_whose_first_attempt_takes_effect_late_succeeds() {
     let (mut world, volume) = with_volume();
     close(&mut world, &volume);
-    world.lasting.store_ms = 20;
+    world.env.store_ms = 20;
     let answer = world.host.delete_volume("demo");
     // It has read the root, and its update is on its way.
     world.pass(30);
@@ -122,12 +122,12 @@ fn a_record_whose_answer_was_lost_is_known_by_its_digest_and_stored_once() {
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
     world.write(&volume, 0, 2, 4096);
-    world.lasting.outage_after_record = true;
+    world.env.outage_after_record = true;
     let answer = world.host.sync(&volume);
     world.pass(60_000);
     assert!(answer.try_take().is_none(), "it cannot be known yet");
     let records = records(&world);
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.wait(|_| answer.try_take()).expect("synced");
     assert_eq!(self::records(&world), records, "it was there already");
     world.write(&volume, 0, 3, 4096);
@@ -142,12 +142,12 @@ fn a_record_whose_answer_was_lost_is_known_by_its_digest_and_stored_once() {
 fn a_record_whose_answer_a_dead_server_did_not_hear_is_its_successors() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
-    world.lasting.outage_after_record = true;
+    world.env.outage_after_record = true;
     let _answer = world.host.sync(&volume);
     world.pass(5_000);
-    let mut lasting = world.kill();
-    lasting.outage = false;
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.outage = false;
+    let mut world = World::start(env);
     let volume = world.open("demo");
     assert_eq!(volume.watermarks().stored.lsn, Lsn(1));
     world.write(&volume, 8, 2, 4096);
@@ -163,7 +163,7 @@ fn a_root_that_vanished_is_said_as_what_it_is_and_the_volume_goes_on_once_it_is_
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
-    let gone = world.lasting.objects.remove(&root_key("demo"));
+    let gone = world.env.objects.remove(&root_key("demo"));
     world.write(&volume, 8, 2, 4096);
     let answer = world.host.grow_volume(&volume, 128 * MIB);
     let refused = world.wait(|_| answer.try_take());
@@ -173,7 +173,7 @@ fn a_root_that_vanished_is_said_as_what_it_is_and_the_volume_goes_on_once_it_is_
         refused.to_string().contains("volumes/demo/root"),
         "{refused}"
     );
-    assert!(!world.lasting.objects.contains_key(&root_key("demo")));
+    assert!(!world.env.objects.contains_key(&root_key("demo")));
     assert_eq!(volume.check_serving(), Ok(()));
     world.write(&volume, 16, 3, 4096);
     world.flush(&volume);
@@ -195,10 +195,10 @@ fn a_store_set_back_below_a_running_server_stores_nothing_more_and_is_named() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
-    let old = world.lasting.objects.clone();
+    let old = world.env.objects.clone();
     world.write(&volume, 0, 2, 4096);
     world.sync(&volume);
-    world.lasting.objects = old;
+    world.env.objects = old;
     world.write(&volume, 0, 3, 4096);
     let refused = try_sync(&mut world, &volume).expect_err("the store went back");
     let is_named = matches!(refused, OpenError::HostStopped(Stop::SetBack(_)));
@@ -231,7 +231,7 @@ fn a_volume_that_is_closed_ends_its_epoch_in_the_hosts_log_first() {
     let (mut world, volume) = with_volume();
     let (id, epoch) = (root(&world).volume, root(&world).epoch);
     close(&mut world, &volume);
-    let objects = world.lasting.objects.iter();
+    let objects = world.env.objects.iter();
     let log = objects.filter(|(key, _)| key.contains("/log/"));
     let mut records = log.map(|(_, (data, _))| Record::decode(data).expect("a record"));
     assert!(records.any(|record| record.blocks(id, epoch)));
@@ -242,12 +242,12 @@ fn a_read_that_was_damaged_on_its_way_stops_no_host() {
     let (mut world, volume) = with_volume();
     for block in 0..8 {
         world.write(&volume, block * 8, 1, 4096);
-        world.lasting.damaged_gets = 3;
+        world.env.damaged_gets = 3;
         world.sync(&volume);
     }
-    let mut lasting = world.kill();
-    lasting.damaged_gets = 3;
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.damaged_gets = 3;
+    let mut world = World::start(env);
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 56, 4096), 1);
 }
@@ -262,7 +262,7 @@ fn the_first_reason_for_which_a_volume_ends_is_what_every_waiter_hears() {
     }
     put_root(&mut world, &old);
     // One of the folds finds out, with records on their way, of which some count.
-    world.lasting.store_ms = 100;
+    world.env.store_ms = 100;
     let mut answers = Vec::new();
     for _ in 0..16 {
         if try_write(&mut world, &volume).is_err() {
@@ -289,13 +289,13 @@ fn the_first_reason_for_which_a_volume_ends_is_what_every_waiter_hears() {
 
 /// A host and a copy of its cache directory. After the copy was made, the host wrote ten blocks and
 /// flushed them, and was killed; then the copy wrote five and brought them to the store.
-fn host_and_copy() -> (Lasting, World, Volume) {
+fn host_and_copy() -> (Environment, World, Volume) {
     let (mut a, volume) = with_volume();
     a.write(&volume, 0, 1, 4096);
     a.sync(&volume);
     a.write(&volume, 8, 1, 4096);
     a.flush(&volume);
-    let mut copy = a.lasting.copy();
+    let mut copy = a.env.copy();
     for block in 2..12 {
         a.write(&volume, block * 8, 10, 4096);
     }
@@ -313,9 +313,9 @@ fn host_and_copy() -> (Lasting, World, Volume) {
 }
 
 /// The host of which there is a copy starts again.
-fn restarted(mut a: Lasting, b: &World) -> World {
-    a.objects = b.lasting.objects.clone();
-    a.versions = b.lasting.versions + 5000;
+fn restarted(mut a: Environment, b: &World) -> World {
+    a.objects = b.env.objects.clone();
+    a.versions = b.env.versions + 5000;
     World::start(a)
 }
 
@@ -373,16 +373,16 @@ fn a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahea
 
 #[test]
 fn a_log_that_was_poisoned_before_its_first_session_knows_its_own_volumes() {
-    let lasting = Lasting {
+    let env = Environment {
         good_syncs: 2,
         failing_syncs: 1,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let failed = World::try_start(lasting, support::options());
-    let (_, lasting) = *failed
+    let failed = World::try_start(env, support::options());
+    let (_, env) = *failed
         .err()
         .expect("the sync of the first checkpoint failed");
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     assert!(world.host.usage().poisoned);
     world.create("demo", 64 * MIB);
     world.open("demo");
@@ -392,23 +392,23 @@ fn a_log_that_was_poisoned_before_its_first_session_knows_its_own_volumes() {
 
 #[test]
 fn a_volume_opened_on_a_poisoned_log_is_its_own_though_the_log_lost_its_last_session() {
-    let mut lasting = World::new().kill();
-    let before = lasting.files[&FileId::LOG].clone();
+    let mut env = World::new().kill();
+    let before = env.files[&FileId::LOG].clone();
     // The checkpoint of this recovery is written and never durable; the next start still reads it.
-    lasting.failing_syncs = 1;
-    let failed = World::try_start(lasting, support::options());
-    let (_, lasting) = *failed.err().expect("a sync of the recovery failed");
-    let mut world = World::start(lasting);
+    env.failing_syncs = 1;
+    let failed = World::try_start(env, support::options());
+    let (_, env) = *failed.err().expect("a sync of the recovery failed");
+    let mut world = World::start(env);
     world.create("demo", 64 * MIB);
     world.open("demo");
     // Power is lost: of the log only the mark is as it was.
-    let mut lasting = world.kill();
-    let log = lasting.files.get_mut(&FileId::LOG).expect("the log");
+    let mut env = world.kill();
+    let log = env.files.get_mut(&FileId::LOG).expect("the log");
     log.truncate(8192);
     log.extend_from_slice(&before[8192..]);
-    lasting.boot += 1;
-    lasting.rings.lose_all();
-    let mut world = World::start(lasting);
+    env.boot += 1;
+    env.rings.lose_all();
+    let mut world = World::start(env);
     assert!(world.host.usage().poisoned);
     world.open("demo");
 }
@@ -417,19 +417,19 @@ fn a_volume_opened_on_a_poisoned_log_is_its_own_though_the_log_lost_its_last_ses
 fn a_volume_opened_on_a_poisoned_log_is_its_own_though_power_took_the_mark_that_says_so() {
     let mut world = World::new();
     world.create("demo", 64 * MIB);
-    let before = world.lasting.files[&FileId::LOG].clone();
+    let before = world.env.files[&FileId::LOG].clone();
     // The syncs of new segments' headers, and of the mark in the superblock.
-    world.lasting.failing_syncs = 2;
+    world.env.failing_syncs = 2;
     world.create("other", 64 * MIB);
     assert!(world.try_open("other", false).is_err());
     assert!(world.host.usage().poisoned);
     world.open("demo");
     // What was not durable is gone, the mark too: the next start finds a good log.
-    let mut lasting = world.kill();
-    lasting.files.insert(FileId::LOG, before);
-    lasting.boot += 1;
-    lasting.rings.lose_all();
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.files.insert(FileId::LOG, before);
+    env.boot += 1;
+    env.rings.lose_all();
+    let mut world = World::start(env);
     assert!(!world.report.poisoned);
     let volume = world.open("demo");
     world.write(&volume, 0, 1, 4096);
@@ -460,15 +460,15 @@ fn a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_rea
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
-    let old = world.lasting.objects.clone();
+    let old = world.env.objects.clone();
     world.write(&volume, 8, 2, 4096);
     world.sync(&volume);
     // The log has heard of it, and gives the synced bytes up.
     world.write(&volume, 16, 3, 4096);
     world.flush(&volume);
-    let mut lasting = world.kill();
-    lasting.objects = old;
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.objects = old;
+    let mut world = World::start(env);
     for take_over in [false, true] {
         let refused = world.try_open("demo", take_over);
         let refused = refused.expect_err("block 8 is not there");
@@ -497,15 +497,15 @@ fn a_store_set_back_to_before_a_take_over_is_refused_as_set_back_and_not_as_anot
     one.write(&volume, 0, 1, 4096);
     one.sync(&volume);
     let mut two = other_host(&mut one);
-    let old = two.lasting.objects.clone();
+    let old = two.env.objects.clone();
     let volume = two.try_open("demo", true).expect("taken over");
     two.write(&volume, 8, 2, 4096);
     two.sync(&volume);
     two.write(&volume, 16, 3, 4096);
     two.flush(&volume);
-    let mut lasting = two.kill();
-    lasting.objects = old;
-    let mut two = World::start(lasting);
+    let mut env = two.kill();
+    env.objects = old;
+    let mut two = World::start(env);
     // The root names the host before: taking it from that one is what would lose the synced block.
     let refused = two.try_open("demo", false).expect_err("block 8 is gone");
     let is_named = matches!(refused, OpenError::StoreWentBack { .. });
@@ -566,7 +566,7 @@ fn a_volume_that_a_poisoned_log_gives_back_again_and_again_goes_on_from_the_same
     let (mut one, volume) = with_volume();
     one.write(&volume, 0, 1, 4096);
     one.flush(&volume);
-    one.lasting.failing_syncs = 1;
+    one.env.failing_syncs = 1;
     one.write(&volume, 0, 2, 4096);
     assert!(one.request(&volume, Op::Flush, &mut []).is_err());
     let hold = volume.hold();

@@ -6,7 +6,7 @@
 mod support;
 
 use blkmq::io::{Backend, Op, Step};
-use support::{Lasting, World, waker};
+use support::{Environment, World, waker};
 use volume::driver::{Outcome, Request, RequestOp};
 use volume::units::Now;
 use volume::{OpenMode, Volume};
@@ -42,13 +42,13 @@ fn try_write_next(volume: &Volume, number: u64) -> bool {
 /// While the store is away, "c" writes more than its share of the log, until it is kept from the
 /// rest of it, and "a" a block after each of its writes: no two of them are neighbours in the log.
 /// Then the server is killed.
-fn log_that_one_volume_fills() -> Lasting {
+fn log_that_one_volume_fills() -> Environment {
     let mut world = World::new();
     let volumes = NAMES.map(|name| {
         world.create(name, 64 * MIB);
         world.open(name)
     });
-    world.lasting.outage = true;
+    world.env.outage = true;
     let (mut number, mut waits) = (0, 0);
     while waits < 200 {
         if try_write_next(&volumes[2], number) {
@@ -61,14 +61,14 @@ fn log_that_one_volume_fills() -> Lasting {
     }
     assert!(number > 60, "it holds more than its share: {number}");
     world.flush(&volumes[2]);
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.kill()
 }
 
 /// One life of so many round trips, from when its volumes begin to open; how much each volume has written
 /// in it. What they find in the log begins to go to the store at once.
-fn live(lasting: Lasting, round_trips: usize) -> (Lasting, [u64; 4]) {
-    let mut world = World::start(lasting);
+fn live(env: Environment, round_trips: usize) -> (Environment, [u64; 4]) {
+    let mut world = World::start(env);
     let opening = NAMES.map(|name| world.host.open_volume(name, OpenMode::default()));
     let mut volumes: [Option<Volume>; 4] = Default::default();
     let mut written = [0; 4];
@@ -108,11 +108,11 @@ const WRITES_MIN: u64 = 16;
 
 #[test]
 fn every_volume_writes_within_any_two_lives_of_a_few_round_trips() {
-    let mut lasting = log_that_one_volume_fills();
+    let mut env = log_that_one_volume_fills();
     let mut lives = Vec::new();
     for _ in 0..12 {
-        let (left, written) = live(lasting, ROUND_TRIPS);
-        lasting = left;
+        let (left, written) = live(env, ROUND_TRIPS);
+        env = left;
         lives.push(written);
     }
     for two in lives.windows(2) {
@@ -127,25 +127,25 @@ fn every_volume_writes_within_any_two_lives_of_a_few_round_trips() {
 }
 
 /// Each volume holds three slices that the store has nothing of.
-fn log_of_several_slices_a_volume() -> Lasting {
+fn log_of_several_slices_a_volume() -> Environment {
     let mut world = World::new();
     let volumes = NAMES.map(|name| {
         world.create(name, 64 * MIB);
         world.open(name)
     });
-    world.lasting.outage = true;
+    world.env.outage = true;
     for number in 0..6 {
         for (at, volume) in volumes.iter().enumerate() {
             world.write_noise(volume, 128 * number, 4 * number + at as u64, 64 << 10);
         }
     }
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.kill()
 }
 
 /// A life of half a second; how far the store has each volume at its end.
-fn live_for_half_a_second(lasting: Lasting) -> (Lasting, [u64; 4]) {
-    let mut world = World::start(lasting);
+fn live_for_half_a_second(env: Environment) -> (Environment, [u64; 4]) {
+    let mut world = World::start(env);
     let end_ns = world.now_ns + 500_000_000;
     let opening = NAMES.map(|name| world.host.open_volume(name, OpenMode::default()));
     let volumes = opening.map(|volume| world.wait(|_| volume.try_take()).expect("opened"));
@@ -162,14 +162,14 @@ fn live_for_half_a_second(lasting: Lasting) -> (Lasting, [u64; 4]) {
 
 #[test]
 fn killed_every_half_second_every_volumes_stored_lsn_goes_on() {
-    let mut lasting = log_of_several_slices_a_volume();
+    let mut env = log_of_several_slices_a_volume();
     // All that a volume holds takes the store longer than a life, one slice of each does not.
-    lasting.store_bytes_per_s = 2 * MIB;
-    lasting.store_ms = 10;
+    env.store_bytes_per_s = 2 * MIB;
+    env.store_ms = 10;
     let mut before = [0; 4];
     for life in 0..3 {
-        let (left, stored) = live_for_half_a_second(lasting);
-        lasting = left;
+        let (left, stored) = live_for_half_a_second(env);
+        env = left;
         for (volume, name) in NAMES.iter().enumerate() {
             let (was, is) = (before[volume], stored[volume]);
             assert!(is > was, "{name} stood still at {was} in life {life}");
@@ -183,7 +183,7 @@ fn layers_whose_bytes_are_gone_are_found_with_those_that_hide_them() {
     let mut world = World::new();
     world.create("a", 64 * MIB);
     let volume = world.open("a");
-    world.lasting.outage = true;
+    world.env.outage = true;
     const NUMBERS: u64 = 130;
     // Three slices, written over until the log has been round: what was hidden has died, and its
     // segments were used again. Small writes beside them, that few layers of are hidden at a time, keep
@@ -196,13 +196,13 @@ fn layers_whose_bytes_are_gone_are_found_with_those_that_hide_them() {
     }
     world.flush(&volume);
     let mut world = World::start(world.kill());
-    world.lasting.outage = false;
+    world.env.outage = false;
     let layers = world.host.usage().layers;
     assert!(layers > 1, "all in {layers}");
     let volume = world.open("a");
     world.sync(&volume);
-    world.lasting.rings.lose_all();
-    world.lasting.files.clear();
+    world.env.rings.lose_all();
+    world.env.files.clear();
     let mut world = World::start(world.kill());
     let volume = world.try_open("a", true).expect("from the store alone");
     for part in 0..6 {

@@ -7,7 +7,7 @@ mod support;
 use blkmq::error::ErrorKind;
 use support::hosts::{self, close, elsewhere, hand_over, other_host, root_of, try_write};
 use support::points::{delete_snapshot, done, fold, fork, snapshot, snapshot_names};
-use support::{Fault, Lasting, World, with_volume};
+use support::{Environment, Fault, World, with_volume};
 use volume::OpenError;
 use volume::hostlog::marks::Pin;
 use volume::object::root_key;
@@ -46,7 +46,7 @@ fn a_snapshot_is_the_volume_as_it_was() {
 fn no_slice_spans_the_cut() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     let first = world.host.sync(&volume);
     world.pass(100);
     world.write(&volume, 0, 2, 4096);
@@ -86,7 +86,7 @@ fn a_fold_waits_for_the_snapshots_that_are_under_way() {
         world.sync(&volume);
     }
     world.write(&volume, 0, 2, 4096);
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     let answer = world.host.create_snapshot("demo@one", Vec::new());
     world.pass(100);
     let mut synced = Vec::new();
@@ -102,10 +102,7 @@ fn a_fold_waits_for_the_snapshots_that_are_under_way() {
         done(&mut world, &synced);
     }
     fold(&mut world, &volume, 640);
-    assert!(
-        root_of(&world.lasting, "demo").deltas.len() < 6,
-        "folds go on"
-    );
+    assert!(root_of(&world.env, "demo").deltas.len() < 6, "folds go on");
     let fork = fork(&mut world, "demo@one", "was").expect("forked");
     assert_eq!(world.read_fill(&fork, 0, 4096), 2);
     assert_eq!(world.read_fill(&fork, 8, 3 * 4096), 1);
@@ -120,7 +117,7 @@ fn a_fold_waits_for_snapshots() {
 fn no_merge_spans_the_cut() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     let first = world.host.sync(&volume);
     world.pass(100);
     world.write(&volume, 0, 2, 4096);
@@ -149,14 +146,14 @@ fn a_pin_stands_before_the_snapshot_does() {
     world.write(&volume, 0, 1, 4096);
     let taken = snapshot(&mut world, "demo@one").expect("taken");
     let pin = format!("pins/{}/{}", volume.info().id, taken.id);
-    let (bytes, version) = world.lasting.objects.get(&pin).expect("a pin").clone();
+    let (bytes, version) = world.env.objects.get(&pin).expect("a pin").clone();
     let pin = Pin::decode(&bytes).expect("a pin");
     assert_eq!(
         pin.root,
-        root_of(&world.lasting, "demo@one"),
+        root_of(&world.env, "demo@one"),
         "it holds what the snapshot names"
     );
-    let (_, made) = &world.lasting.objects[&root_key("demo@one")];
+    let (_, made) = &world.env.objects[&root_key("demo@one")];
     assert!(version < *made);
 }
 
@@ -170,21 +167,21 @@ fn an_owner_that_was_fenced_makes_no_snapshot() {
     let (mut a, volume) = with_volume();
     a.write(&volume, 0, 1, 4096);
     a.sync(&volume);
-    let mut b = World::start(Lasting {
-        versions: a.lasting.versions + 5000,
-        ..Lasting::default()
+    let mut b = World::start(Environment {
+        versions: a.env.versions + 5000,
+        ..Environment::default()
     });
-    b.lasting.objects = std::mem::take(&mut a.lasting.objects);
+    b.env.objects = std::mem::take(&mut a.env.objects);
     let taken = b.try_open("demo", true).expect("taken over");
     fold(&mut b, &taken, 0);
-    a.lasting.versions = b.lasting.versions + 1;
-    a.lasting.objects = std::mem::take(&mut b.lasting.objects);
+    a.env.versions = b.env.versions + 1;
+    a.env.objects = std::mem::take(&mut b.env.objects);
     let refused = snapshot(&mut a, "demo@one").expect_err("it is not its volume any more");
     assert!(matches!(refused, OpenError::Fenced(_)), "{refused}");
-    assert!(!a.lasting.objects.contains_key(&root_key("demo@one")));
+    assert!(!a.env.objects.contains_key(&root_key("demo@one")));
     let is_pin = |key: &&String| key.starts_with("pins/");
     assert_eq!(
-        a.lasting.objects.keys().filter(is_pin).count(),
+        a.env.objects.keys().filter(is_pin).count(),
         0,
         "nothing needs it"
     );
@@ -219,15 +216,15 @@ fn an_owner_of_a_deleted_volume_learns_it_from_a_snapshot() {
 fn a_root_that_was_set_back_stops_the_host_that_looks_at_it_for_a_snapshot() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
-    let older = world.lasting.objects[&root_key("demo")].0.clone();
+    let older = world.env.objects[&root_key("demo")].0.clone();
     fold(&mut world, &volume, 64);
-    world.lasting.versions += 1;
-    let object = (older, world.lasting.versions);
-    world.lasting.objects.insert(root_key("demo"), object);
+    world.env.versions += 1;
+    let object = (older, world.env.versions);
+    world.env.objects.insert(root_key("demo"), object);
     let refused = snapshot(&mut world, "demo@one").expect_err("set back");
     assert!(matches!(refused, OpenError::HostStopped(_)), "{refused}");
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
-    assert!(!world.lasting.objects.contains_key(&root_key("demo@one")));
+    assert!(!world.env.objects.contains_key(&root_key("demo@one")));
 }
 
 #[test]
@@ -261,7 +258,7 @@ fn snapshots_are_listed_with_their_labels_and_a_deleted_ones_name_is_free() {
 fn a_snapshot_that_is_being_made_is_busy_and_not_attached() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
-    world.lasting.hanging_puts = 1;
+    world.env.hanging_puts = 1;
     let first = world.host.create_snapshot("demo@one", Vec::new());
     world.pass(100);
     let busy = OpenError::Busy("demo@one".into());
@@ -279,7 +276,7 @@ fn a_deletion_does_not_pass_a_snapshot() {
     world.write(&volume, 0, 1, 4096);
     close(&mut world, &volume);
     drop(volume);
-    world.lasting.store_ms = 100;
+    world.env.store_ms = 100;
     let taken = world.host.create_snapshot("demo@one", Vec::new());
     world.run_until_idle();
     let deleted = world.host.delete_volume("demo");
@@ -307,11 +304,7 @@ fn a_volume_of_which_the_store_has_all_is_snapshot_before_it_is_open_again() {
     world.sync(&volume);
     drop(volume);
     let mut world = World::start(world.kill());
-    assert_eq!(
-        root_of(&world.lasting, "demo").lsn.0,
-        0,
-        "only its log has it"
-    );
+    assert_eq!(root_of(&world.env, "demo").lsn.0, 0, "only its log has it");
     let taken = snapshot(&mut world, "demo@one").expect("taken");
     assert_eq!(taken.lsn.0, 1);
     let fork = fork(&mut world, "demo@one", "was").expect("forked");
@@ -322,7 +315,7 @@ fn a_volume_of_which_the_store_has_all_is_snapshot_before_it_is_open_again() {
 fn what_is_no_name_for_a_snapshot_is_refused_and_nothing_is_changed() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
-    let before: Vec<String> = world.lasting.objects.keys().cloned().collect();
+    let before: Vec<String> = world.env.objects.keys().cloned().collect();
     for name in ["demo", "demo@", "@one", "demo@a@b", "demo@a/b", "de mo@a"] {
         let refused = snapshot(&mut world, name).expect_err(name);
         assert!(
@@ -341,7 +334,7 @@ fn what_is_no_name_for_a_snapshot_is_refused_and_nothing_is_changed() {
         .map(drop)
         .expect_err("no volume");
     assert!(matches!(refused, OpenError::Invalid(_)), "{refused}");
-    let after: Vec<String> = world.lasting.objects.keys().cloned().collect();
+    let after: Vec<String> = world.env.objects.keys().cloned().collect();
     assert_eq!(after, before);
 }
 
@@ -386,7 +379,7 @@ fn with_fault(at: usize, fault: Fault) -> bool {
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
     world.write(&volume, 8, 2, 4096);
-    world.lasting.fault_after = Some((at, fault));
+    world.env.fault_after = Some((at, fault));
     let answer = world.host.create_snapshot("demo@one", Vec::new());
     world.pass(5);
     world.write(&volume, 8, 3, 4096);
@@ -399,8 +392,8 @@ fn with_fault(at: usize, fault: Fault) -> bool {
         world.pass(200);
     }
     drop(volume);
-    world.lasting.fault_after = None;
-    world.lasting.outage = false;
+    world.env.fault_after = None;
+    world.env.outage = false;
     let mut world = World::start(world.kill());
     let volume = world.open("demo");
     let found = snapshot_names(&mut world, "demo");

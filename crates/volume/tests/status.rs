@@ -7,12 +7,12 @@ use blkmq::io::{Backend, Op, Step};
 use volume::{Options, Volume};
 
 mod support;
-use support::{Lasting, World, waker};
+use support::{Environment, World, waker};
 
 const VOLUME_BYTES: u64 = 1 << 40;
 const MIB: u64 = 2048;
 
-fn start(lasting: Lasting) -> World {
+fn start(env: Environment) -> World {
     let options = Options {
         log_bytes: 64 << 20,
         segment_bytes: 1 << 20,
@@ -21,7 +21,7 @@ fn start(lasting: Lasting) -> World {
         deltas_max: 1,
         ..Options::default()
     };
-    World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0))
+    World::try_start(env, options).unwrap_or_else(|e| panic!("{}", e.0))
 }
 
 fn zero(world: &mut World, volume: &Volume, sector: u64, sectors: u64) {
@@ -68,7 +68,7 @@ fn status(world: &mut World, volume: &Volume, sector: u64, sectors: u64) -> Vec<
 
 /// A volume with 1 MiB at 0, 1 MiB at 64 GiB, all in the store, on a host that has nothing of it.
 fn cold_volume() -> (World, Volume) {
-    let mut world = start(Lasting::default());
+    let mut world = start(Environment::default());
     world.create("disk", VOLUME_BYTES);
     let volume = world.open("disk");
     world.write(&volume, 0, 0x11, 1 << 20);
@@ -105,7 +105,7 @@ fn what_is_only_in_the_store_is_never_called_a_hole() {
 
 #[test]
 fn status_tells_holes_from_content_and_dirty_from_stored() {
-    let mut world = start(Lasting::default());
+    let mut world = start(Environment::default());
     world.create("disk", VOLUME_BYTES);
     let volume = world.open("disk");
     world.write(&volume, 0, 0x11, 2 << 20);
@@ -132,7 +132,7 @@ fn status_tells_holes_from_content_and_dirty_from_stored() {
 
 #[test]
 fn one_answer_about_a_fragmented_range_is_bounded() {
-    let mut world = start(Lasting::default());
+    let mut world = start(Environment::default());
     world.create("disk", VOLUME_BYTES);
     let volume = world.open("disk");
     for block in 0..3000 {

@@ -35,7 +35,7 @@ fn run(world: &Mutex<World>, volume: &Volume, op: Op, data: &mut [u8]) {
                         Place::Hole => part.fill(0),
                         Place::At { file, offset } => {
                             let world = world.lock().expect("no panics");
-                            let bytes = &world.lasting.files[&file];
+                            let bytes = &world.env.files[&file];
                             part.copy_from_slice(&bytes[offset as usize..][..part.len()]);
                         }
                     }

@@ -10,7 +10,7 @@ use support::hosts::{close, elsewhere, root_of};
 use support::points::{
     delete_snapshot, done, fork, gc, make_fork, packs, snapshot, snapshot_names,
 };
-use support::{Fault, Lasting, World, with_volume};
+use support::{Environment, Fault, World, with_volume};
 use volume::{OpenError, TrashedVolume, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -72,15 +72,15 @@ fn collect(world: &mut World) {
     for _ in 0..4 {
         gc(world);
     }
-    let found = check_all(&world.lasting.objects, true);
+    let found = check_all(&world.env.objects, true);
     assert_eq!(found.damage, []);
 }
 
 #[test]
 fn a_volume_comes_back_from_the_trash_with_its_snapshots_after_any_number_of_passes() {
     let mut world = with_snapshot();
-    let id = root_of(&world.lasting, "demo").volume;
-    let epoch = root_of(&world.lasting, "demo").epoch;
+    let id = root_of(&world.env, "demo").volume;
+    let epoch = root_of(&world.env, "demo").epoch;
     trash(&mut world, "demo").expect("moved");
     assert_eq!(names(&mut world), [""; 0]);
     assert_eq!(snapshot_names(&mut world, "demo"), [""; 0], "hidden");
@@ -97,7 +97,7 @@ fn a_volume_comes_back_from_the_trash_with_its_snapshots_after_any_number_of_pas
         assert_eq!(listed(world), []);
         assert_eq!(snapshot_names(world, "demo"), ["demo@one"]);
         assert_eq!((fill(world, "demo"), fill(world, "demo@one")), (2, 1));
-        let root = root_of(&world.lasting, "demo");
+        let root = root_of(&world.env, "demo");
         assert!(root.volume == id && root.epoch > epoch);
     }
 }
@@ -105,12 +105,12 @@ fn a_volume_comes_back_from_the_trash_with_its_snapshots_after_any_number_of_pas
 #[test]
 fn the_name_of_a_volume_in_the_trash_is_free_and_both_can_be_had() {
     let mut world = with_snapshot();
-    let id = root_of(&world.lasting, "demo").volume;
+    let id = root_of(&world.env, "demo").volume;
     trash(&mut world, "demo").expect("moved");
-    let epoch = root_of(&world.lasting, "demo").epoch;
+    let epoch = root_of(&world.env, "demo").epoch;
     world.create("demo", 64 * MIB);
     assert!(
-        root_of(&world.lasting, "demo").epoch > epoch,
+        root_of(&world.env, "demo").epoch > epoch,
         "it never goes back"
     );
     let volume = world.open("demo");
@@ -143,7 +143,7 @@ fn the_name_of_a_volume_in_the_trash_is_free_and_both_can_be_had() {
         (fill(&mut world, "old"), fill(&mut world, "old@kept")),
         (1, 2)
     );
-    assert_ne!(root_of(&world.lasting, "old").volume, id, "it is a fork");
+    assert_ne!(root_of(&world.env, "old").volume, id, "it is a fork");
 }
 
 #[test]
@@ -181,19 +181,19 @@ fn what_leaves_the_trash_is_garbage_and_forks_of_it_live_on() {
             world.create("demo", 64 * MIB);
         }
         collect(&mut world);
-        let before = packs(&world.lasting);
+        let before = packs(&world.env);
         empty(&mut world, "demo").expect("emptied");
         assert_eq!(listed(&mut world), []);
         let refused = restore(&mut world, "demo", Some("back")).expect_err("it is gone");
         assert_eq!(refused, OpenError::NotInTrash("demo".into()));
         collect(&mut world);
         assert_eq!(
-            packs(&world.lasting),
+            packs(&world.env),
             before - 1,
             "that of the newer write went"
         );
         assert_eq!(fill(&mut world, "branch"), 1);
-        let left = world.lasting.objects.keys();
+        let left = world.env.objects.keys();
         assert!(!left.clone().any(|key| key.starts_with("trash/")));
         // Its snapshot's name is free, too.
         if !is_retaken {
@@ -212,16 +212,13 @@ fn a_pass_lets_go_what_was_kept_long_enough_and_nothing_before() {
         if is_retaken {
             world.create("demo", 64 * MIB);
         }
-        let before = packs(&world.lasting);
+        let before = packs(&world.env);
         collect(&mut world);
-        assert_eq!(
-            (packs(&world.lasting), listed(&mut world).len()),
-            (before, 1)
-        );
+        assert_eq!((packs(&world.env), listed(&mut world).len()), (before, 1));
         world.now_ns += HOUR_MS * 1_000_000;
         world.pass(10);
         collect(&mut world);
-        assert_eq!((packs(&world.lasting), listed(&mut world).len()), (0, 0));
+        assert_eq!((packs(&world.env), listed(&mut world).len()), (0, 0));
         let snapshots = snapshot_names(&mut world, "demo");
         assert_eq!(snapshots, [""; 0], "retaken: {is_retaken}");
     }
@@ -307,10 +304,10 @@ fn with_fault(step: Step, at: usize, fault: Fault) -> bool {
     if step != Step::Trash {
         trash(&mut world, "demo").expect("moved");
     }
-    world.lasting.fault_after = Some((at, fault));
+    world.env.fault_after = Some((at, fault));
     let outcome = run(&mut world, step, fault != Fault::LostAnswer);
-    let was_reached = world.lasting.fault_after.take().is_none();
-    world.lasting.outage = false;
+    let was_reached = world.env.fault_after.take().is_none();
+    world.env.outage = false;
     let what = format!("{step:?}, request {at}, {fault:?}: {outcome:?}");
     let mut world = World::start(world.kill());
     collect(&mut world);
@@ -343,7 +340,7 @@ fn with_fault(step: Step, at: usize, fault: Fault) -> bool {
             if let Some(Ok(())) = outcome {
                 assert!(is_back, "{what}");
             }
-            if empty_is_begun(&world.lasting) {
+            if empty_is_begun(&world.env) {
                 assert!(is_back, "{what}");
                 empty(&mut world, "demo").expect("it is gone on with");
             } else if in_trash == 1 {
@@ -368,7 +365,7 @@ fn with_fault(step: Step, at: usize, fault: Fault) -> bool {
             }
             assert_eq!(listed(&mut world), [], "{what}");
             collect(&mut world);
-            assert_eq!(packs(&world.lasting), 0, "{what}");
+            assert_eq!(packs(&world.env), 0, "{what}");
         }
     }
     collect(&mut world);
@@ -376,8 +373,8 @@ fn with_fault(step: Step, at: usize, fault: Fault) -> bool {
 }
 
 /// Whether a root says that it is leaving the trash.
-fn empty_is_begun(lasting: &Lasting) -> bool {
-    root_of(lasting, "demo")
+fn empty_is_begun(env: &Environment) -> bool {
+    root_of(env, "demo")
         .trash_mark()
         .is_some_and(|mark| mark.is_going)
 }
@@ -410,14 +407,14 @@ fn with_fault_behind_another(at: usize, fault: Fault) -> bool {
     world.create("demo", 64 * MIB);
     world.pass(10);
     trash(&mut world, "demo").expect("moved");
-    world.lasting.fault_after = Some((at, fault));
+    world.env.fault_after = Some((at, fault));
     let answer = world.host.restore_from_trash(&id, None);
     match fault {
         Fault::LostAnswer => drop(world.wait(|_| answer.try_take())),
         Fault::Outage | Fault::OutageBehind => world.pass(200),
     }
-    let was_reached = world.lasting.fault_after.take().is_none();
-    world.lasting.outage = false;
+    let was_reached = world.env.fault_after.take().is_none();
+    world.env.outage = false;
     let what = format!("request {at}, {fault:?}");
     let mut world = World::start(world.kill());
     if names(&mut world).is_empty() {
@@ -454,10 +451,10 @@ fn a_volume_that_comes_back_while_its_name_is_being_taken_is_there_once() {
         bytes: 64 * MIB,
         block: 512,
     };
-    other.lasting.store_ms = 100;
+    other.env.store_ms = 100;
     let creation = other.host.create_volume(spec);
     let is_aside = |world: &mut World| {
-        let mut keys = world.lasting.objects.keys();
+        let mut keys = world.env.objects.keys();
         keys.any(|key| key.starts_with("trash/")).then_some(())
     };
     other.wait(is_aside);
@@ -476,7 +473,7 @@ fn a_volume_that_comes_back_while_its_name_is_being_taken_is_there_once() {
     world.now_ns += HOUR_MS * 1_000_000;
     world.pass(10);
     collect(&mut world);
-    let mut left = world.lasting.objects.keys();
+    let mut left = world.env.objects.keys();
     assert!(!left.any(|key| key.starts_with("trash/")));
     assert_eq!(
         (fill(&mut world, "demo"), fill(&mut world, "demo@one")),

@@ -13,7 +13,7 @@ use std::task::{Wake, Waker};
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
 use support::hosts::{close, delete, hand_over, other_host, root_of, try_write};
-use support::{Lasting, World, waker};
+use support::{Environment, World, waker};
 use volume::units::Now;
 use volume::{OpenError, OpenMode, Volume};
 
@@ -46,7 +46,7 @@ fn is_parked(volume: &Volume, sector: u64) -> bool {
 }
 
 /// What is left of a host that was killed: block 0 of `demo` is stored, block 1 was never flushed.
-fn killed() -> Lasting {
+fn killed() -> Environment {
     let mut world = World::new();
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
@@ -59,19 +59,19 @@ fn killed() -> Lasting {
 }
 
 /// Another host, which sees the store of one that is not running.
-fn other_host_on(lasting: &mut Lasting) -> World {
-    let mut other = World::start(Lasting {
-        versions: lasting.versions + 5000,
-        ..Lasting::default()
+fn other_host_on(env: &mut Environment) -> World {
+    let mut other = World::start(Environment {
+        versions: env.versions + 5000,
+        ..Environment::default()
     });
-    other.lasting.objects = std::mem::take(&mut lasting.objects);
+    other.env.objects = std::mem::take(&mut env.objects);
     other
 }
 
 /// The host's next start, with the store away.
-fn restarted(lasting: Lasting) -> World {
-    let mut world = World::start(lasting);
-    world.lasting.outage = true;
+fn restarted(env: Environment) -> World {
+    let mut world = World::start(env);
+    world.env.outage = true;
     world
 }
 
@@ -99,7 +99,7 @@ fn an_unbroken_tail_serves() {
     world.pass(5_000);
     assert!(synced.try_take().is_none() && closed.try_take().is_none());
     // The store answers: all of it goes on.
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.wait(|_| synced.try_take()).expect("synced");
     world.wait(|_| closed.try_take()).expect("closed");
     let mut other = other_host(&mut world);
@@ -119,7 +119,7 @@ fn a_read_that_waits_for_the_root_goes_on_when_the_store_answers() {
     let mut world = restarted(killed());
     let volume = serve(&mut world).expect("it goes on");
     assert!(is_parked(&volume, 0));
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.pass(60_000);
     assert!(!volume.is_unchecked());
     assert_eq!(world.read_fill(&volume, 0, 4096), 1);
@@ -149,10 +149,10 @@ fn a_read_that_waits_for_the_root_of_a_tail_that_breaks_ends_with_an_error() {
     let Step::Write(plan) = volume.begin(&write, &waker()) else {
         panic!("there is room")
     };
-    world.lasting.rings.set_trap();
+    world.env.rings.set_trap();
     let commit = AssertUnwindSafe(|| drop(volume.written(plan, Ok(()), &waker())));
     assert!(catch_unwind(commit).is_err(), "the trap was not touched");
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.pass(60_000);
     assert!(woken.0.load(Ordering::Relaxed), "it would wait for ever");
     let again = volume.begin(&read, &waker());
@@ -194,9 +194,9 @@ fn what_was_written_before_the_store_answered_survives_the_death_of_the_process(
     }
     // Also that of a process that dies at any of its requests while it reads the root.
     for steps in 0..40 {
-        let mut lasting = world.kill();
-        lasting.outage = false;
-        world = World::start(lasting);
+        let mut env = world.kill();
+        env.outage = false;
+        world = World::start(env);
         let volume = match serve(&mut world) {
             Ok(volume) => volume,
             Err(_) => world.open("demo"),
@@ -221,17 +221,17 @@ fn what_was_written_before_the_store_answered_survives_the_death_of_the_process(
 
 /// The volume was taken over by another host between the two starts.
 fn a_take_over_ends_it() {
-    let mut lasting = killed();
-    let mut other = other_host_on(&mut lasting);
+    let mut env = killed();
+    let mut other = other_host_on(&mut env);
     let theirs = other.try_open("demo", true).expect("taken over");
     other.write(&theirs, 8, 9, 4096);
     other.sync(&theirs);
-    let mut world = restarted(lasting);
+    let mut world = restarted(env);
     let volume = serve(&mut world).expect("nobody here knows");
     world.write(&volume, 16, 3, 4096);
     let synced = world.host.sync(&volume);
     hand_over(&mut other, &mut world);
-    world.lasting.outage = false;
+    world.env.outage = false;
     let error = world.wait(|_| synced.try_take()).expect_err("another's");
     assert!(matches!(error, OpenError::Fenced(_)), "{error}");
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
@@ -251,7 +251,7 @@ fn a_take_over_ends_it() {
         "{kept:?}"
     );
     serve(&mut world).expect_err("for rescue");
-    world.lasting.outage = false;
+    world.env.outage = false;
     hand_over(&mut world, &mut other);
     assert_eq!(other.read_fill(&theirs, 8, 4096), 9);
     assert_eq!(other.read_fill(&theirs, 16, 4096), 0);
@@ -264,19 +264,19 @@ fn a_volume_that_was_taken_over_meanwhile_ends_as_soon_as_its_root_is_read() {
 
 /// The other host has stored more than this one ever wrote, and gave the volume back.
 fn nothing_goes_before_the_check() {
-    let mut lasting = killed();
-    let mut other = other_host_on(&mut lasting);
+    let mut env = killed();
+    let mut other = other_host_on(&mut env);
     let theirs = other.try_open("demo", true).expect("taken over");
     for block in 0..9 {
         other.write(&theirs, 8 * block, 9, 4096);
     }
     close(&mut other, &theirs);
-    assert!(root_of(&other.lasting, "demo").lsn.0 > 9);
-    let mut world = restarted(lasting);
+    assert!(root_of(&other.env, "demo").lsn.0 > 9);
+    let mut world = restarted(env);
     let volume = serve(&mut world).expect("nobody here knows");
     world.write(&volume, 16, 3, 4096);
     hand_over(&mut other, &mut world);
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.pass(60_000);
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
     let kept = world.host.unserved_tails();
@@ -293,8 +293,8 @@ fn a_snapshot_of_an_unchecked_volume_waits_and_has_all_that_was_written() {
     let mut world = restarted(killed());
     let volume = serve(&mut world).expect("it goes on");
     world.write(&volume, 16, 3, 4096);
-    world.lasting.outage = false;
-    world.lasting.store_ms = 50;
+    world.env.outage = false;
+    world.env.store_ms = 50;
     let taken = world.host.create_snapshot("demo@one", Vec::new());
     world.wait(|_| taken.try_take()).expect("taken");
     let fork = world.host.fork_volume("demo@one", "copy");
@@ -307,15 +307,15 @@ fn a_snapshot_of_an_unchecked_volume_waits_and_has_all_that_was_written() {
 
 #[test]
 fn a_volume_that_was_deleted_meanwhile_ends_as_soon_as_its_root_is_read() {
-    let mut lasting = killed();
-    let mut other = other_host_on(&mut lasting);
+    let mut env = killed();
+    let mut other = other_host_on(&mut env);
     let theirs = other.try_open("demo", true).expect("taken over");
     close(&mut other, &theirs);
     delete(&mut other, "demo");
-    let mut world = restarted(lasting);
+    let mut world = restarted(env);
     let volume = serve(&mut world).expect("nobody here knows");
     hand_over(&mut other, &mut world);
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.pass(60_000);
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
 }
@@ -325,9 +325,9 @@ fn a_volume_that_was_deleted_meanwhile_ends_as_soon_as_its_root_is_read() {
 fn with_older_stores() -> (World, Volume, [Objects; 2]) {
     let mut world = World::new();
     world.create("demo", 64 * MIB);
-    let created = world.lasting.objects.clone();
+    let created = world.env.objects.clone();
     let volume = world.open("demo");
-    let opened = world.lasting.objects.clone();
+    let opened = world.env.objects.clone();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
     world.flush(&volume);
@@ -339,8 +339,8 @@ fn with_older_stores() -> (World, Volume, [Objects; 2]) {
 
 fn a_set_back_store_ends_it() {
     let (mut world, volume, [created, _]) = with_older_stores();
-    world.lasting.objects = created;
-    world.lasting.outage = false;
+    world.env.objects = created;
+    world.env.outage = false;
     world.pass(60_000);
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
     let error = volume.upload_error().expect("it says why");
@@ -352,7 +352,7 @@ fn a_set_back_store_ends_it() {
     assert!(!world.host.unserved_tails()[0].rescue);
     let mut world = restarted(world.kill());
     serve(&mut world).expect_err("it has ended");
-    world.lasting.outage = false;
+    world.env.outage = false;
     let refused = world.try_open("demo", false).expect_err("older");
     assert!(
         matches!(refused, OpenError::StoreWentBack { .. }),
@@ -366,13 +366,13 @@ fn a_store_that_was_set_back_ends_it_as_soon_as_its_root_is_read() {
 }
 
 /// What is left of a host that was killed with a volume whose name another had before, and the store as it was then.
-fn killed_with_a_namesake(is_synced: bool) -> (Lasting, Objects) {
+fn killed_with_a_namesake(is_synced: bool) -> (Environment, Objects) {
     let mut world = World::new();
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
     world.write(&volume, 0, 1, 4096);
     close(&mut world, &volume);
-    let before = world.lasting.objects.clone();
+    let before = world.env.objects.clone();
     delete(&mut world, "demo");
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
@@ -387,9 +387,9 @@ fn killed_with_a_namesake(is_synced: bool) -> (Lasting, Objects) {
 }
 
 /// The store's newer state is put back: all of it goes on.
-fn check_all_goes_on(mut lasting: Lasting, newest: Objects) {
-    lasting.objects = newest;
-    let mut world = World::start(lasting);
+fn check_all_goes_on(mut env: Environment, newest: Objects) {
+    env.objects = newest;
+    let mut world = World::start(env);
     assert!(!world.host.unserved_tails()[0].rescue, "it waits");
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 0, 4096), 2);
@@ -398,11 +398,11 @@ fn check_all_goes_on(mut lasting: Lasting, newest: Objects) {
 
 #[test]
 fn a_store_that_was_set_back_to_a_namesake_from_before_deletes_nothing() {
-    let (lasting, before) = killed_with_a_namesake(true);
-    let mut world = restarted(lasting);
+    let (env, before) = killed_with_a_namesake(true);
+    let mut world = restarted(env);
     let volume = serve(&mut world).expect("it goes on");
-    let newest = std::mem::replace(&mut world.lasting.objects, before);
-    world.lasting.outage = false;
+    let newest = std::mem::replace(&mut world.env.objects, before);
+    world.env.outage = false;
     world.pass(60_000);
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
     let error = volume.upload_error().expect("it says why");
@@ -412,20 +412,20 @@ fn a_store_that_was_set_back_to_a_namesake_from_before_deletes_nothing() {
 
 /// Nothing of the newer volume is in the store: this host's log there is what it was.
 fn a_namesake_from_before_is_not_opened() {
-    let (lasting, before) = killed_with_a_namesake(false);
-    let mut world = World::start(lasting);
-    let newest = std::mem::replace(&mut world.lasting.objects, before.clone());
+    let (env, before) = killed_with_a_namesake(false);
+    let mut world = World::start(env);
+    let newest = std::mem::replace(&mut world.env.objects, before.clone());
     let refused = world.try_open("demo", false).expect_err("it is older");
     assert!(
         matches!(refused, OpenError::StoreWentBack { .. }),
         "{refused}"
     );
-    assert_eq!(world.lasting.objects, before, "nothing was claimed");
+    assert_eq!(world.env.objects, before, "nothing was claimed");
     check_all_goes_on(world.kill(), newest);
     // Who says so accepts what the store has, and what this log holds is for rescue.
-    let (lasting, before) = killed_with_a_namesake(false);
-    let mut world = World::start(lasting);
-    world.lasting.objects = before;
+    let (env, before) = killed_with_a_namesake(false);
+    let mut world = World::start(env);
+    world.env.objects = before;
     let volume = world.try_open("demo", true).expect("it was asked for");
     assert_eq!(world.read_fill(&volume, 0, 4096), 1);
     assert!(world.host.unserved_tails()[0].rescue);
@@ -446,10 +446,10 @@ fn a_stopped_host_serves_nothing() {
         world.sync(&volume);
         volume
     });
-    let old = world.lasting.objects.clone();
+    let old = world.env.objects.clone();
     world.write(&volumes[0], 0, 2, 4096);
     world.sync(&volumes[0]);
-    world.lasting.objects = old;
+    world.env.objects = old;
     world.write(&volumes[0], 0, 3, 4096);
     let synced = world.host.sync(&volumes[0]);
     let stopped = world.wait(|_| synced.try_take()).expect_err("set back");
@@ -510,7 +510,7 @@ fn with_halted_log() -> (World, Volume) {
         world.sync(&volume);
         volume
     });
-    world.lasting.broken_checkpoints = true;
+    world.env.broken_checkpoints = true;
     let is_halted = (0..200).any(|round| {
         world.write(&volumes[0], 8 * (round % 16), 2, 4096);
         world.request(&volumes[0], Op::Flush, &mut []).is_err()
@@ -521,9 +521,9 @@ fn with_halted_log() -> (World, Volume) {
 }
 
 /// The next start of such a host, on a good log.
-fn restarted_after_the_error(mut lasting: Lasting) -> World {
-    lasting.broken_checkpoints = false;
-    let world = restarted(lasting);
+fn restarted_after_the_error(mut env: Environment) -> World {
+    env.broken_checkpoints = false;
+    let world = restarted(env);
     assert!(!world.report.poisoned, "the disk is good");
     world
 }
@@ -531,10 +531,10 @@ fn restarted_after_the_error(mut lasting: Lasting) -> World {
 fn a_close_without_a_log_lasts() {
     let (mut world, volume) = with_halted_log();
     close(&mut world, &volume);
-    let mut lasting = world.kill();
-    let mut elsewhere = other_host_on(&mut lasting);
+    let mut env = world.kill();
+    let mut elsewhere = other_host_on(&mut env);
     elsewhere.open("other");
-    let mut world = restarted_after_the_error(lasting);
+    let mut world = restarted_after_the_error(env);
     serve_named(&mut world, "other").expect_err("it was given back");
 }
 
@@ -559,8 +559,8 @@ fn a_volume_that_grew_without_a_note_in_the_log_is_not_served_before_the_store_a
 #[test]
 fn a_volume_whose_records_are_gone_stays_unchecked_until_they_are_back() {
     let (mut world, volume, [_, opened]) = with_older_stores();
-    let whole = std::mem::replace(&mut world.lasting.objects, opened);
-    world.lasting.outage = false;
+    let whole = std::mem::replace(&mut world.env.objects, opened);
+    world.env.outage = false;
     let synced = world.host.sync(&volume);
     world.pass(60_000);
     assert!(volume.is_unchecked() && synced.try_take().is_none());
@@ -568,7 +568,7 @@ fn a_volume_whose_records_are_gone_stays_unchecked_until_they_are_back() {
     assert!(error.contains("/log/"), "{error}");
     world.write(&volume, 8, 2, 4096);
     assert_eq!(world.read_fill(&volume, 8, 4096), 2);
-    world.lasting.objects = whole;
+    world.env.objects = whole;
     world.pass(60_000);
     assert!(!volume.is_unchecked(), "{:?}", volume.upload_error());
     world.sync(&volume);
@@ -576,14 +576,14 @@ fn a_volume_whose_records_are_gone_stays_unchecked_until_they_are_back() {
 }
 
 fn a_broken_tail_waits() {
-    let lasting = killed();
-    lasting.rings.lose_all();
-    let refused = serve(&mut restarted(lasting)).expect_err("its ring is gone");
+    let env = killed();
+    env.rings.lose_all();
+    let refused = serve(&mut restarted(env)).expect_err("its ring is gone");
     assert!(matches!(refused, OpenError::Store(_)), "{refused}");
-    let mut lasting = killed();
-    lasting.boot = 2;
-    lasting.rings.lose_all();
-    serve(&mut restarted(lasting)).expect_err("the host was started anew");
+    let mut env = killed();
+    env.boot = 2;
+    env.rings.lose_all();
+    serve(&mut restarted(env)).expect_err("the host was started anew");
 }
 
 #[test]
@@ -594,14 +594,14 @@ fn a_tail_with_a_gap_is_not_served_before_the_store_answers() {
 /// A start that was told that another host has the volume does not serve it when the store goes, and neither
 /// does the next one.
 fn a_judged_tail_waits() {
-    let mut lasting = killed();
-    let mut other = other_host_on(&mut lasting);
+    let mut env = killed();
+    let mut other = other_host_on(&mut env);
     other.try_open("demo", true).expect("taken over");
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     hand_over(&mut other, &mut world);
     let held = world.try_open("demo", false).expect_err("another's");
     assert!(matches!(held, OpenError::Held { .. }), "{held}");
-    world.lasting.outage = true;
+    world.env.outage = true;
     serve(&mut world).expect_err("this process knows");
     serve(&mut restarted(world.kill())).expect_err("it was not served last");
 }
@@ -623,7 +623,7 @@ fn a_size_that_was_told_lasts() {
     let grown = world.host.grow_volume(&volume, 256 * MIB);
     world.pass(5_000);
     assert!(grown.try_take().is_none());
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.wait(|_| grown.try_take()).expect("grown");
     assert_eq!(volume.geometry().bytes, 256 * MIB);
     assert_eq!(world.read_fill(&volume, 128 * 2048 - 8, 4096), 7);
@@ -640,14 +640,14 @@ fn a_size_that_the_root_has_is_told_to_nobody_before_the_log_has_it() {
     let mut world = World::start(killed());
     let volume = world.open("demo");
     let _grown = world.host.grow_volume(&volume, 128 * MIB);
-    while root_of(&world.lasting, "demo").bytes == 64 * MIB {
+    while root_of(&world.env, "demo").bytes == 64 * MIB {
         let more = world.host.run_jobs();
         assert!(world.one_step() || more, "it does not grow");
     }
     let mut world = restarted(world.kill());
     let volume = serve(&mut world).expect("it goes on");
     assert_eq!(volume.info().bytes, 64 * MIB, "the note was not made");
-    world.lasting.outage = false;
+    world.env.outage = false;
     let is_told = (0..100_000).any(|_| {
         world.now_ns += 10_000_000;
         world.host.tick(Now {
@@ -672,11 +672,11 @@ fn a_log_that_is_poisoned_while_a_volume_is_unchecked_gives_up_nothing_that_was_
     let volume = serve(&mut world).expect("it goes on");
     world.write(&volume, 16, 3, 4096);
     world.flush(&volume);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     world.write(&volume, 24, 4, 4096);
     let flushed = world.request(&volume, Op::Flush, &mut []);
     assert_eq!(flushed, Err(ErrorKind::Io));
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.pass(60_000);
     let mut world = World::start(world.kill());
     assert!(world.report.poisoned);

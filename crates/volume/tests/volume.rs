@@ -4,7 +4,7 @@ mod support;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Step};
-use support::{Lasting, World, waker, with_volume};
+use support::{Environment, World, waker, with_volume};
 use volume::OpenError;
 
 const MIB: u64 = 1 << 20;
@@ -50,10 +50,10 @@ fn a_flushed_write_survives_the_loss_of_the_rings_with_a_reboot() {
     world.write(&volume, 0, 1, 4096);
     world.flush(&volume);
     world.write(&volume, 0, 2, 4096);
-    let mut lasting = world.kill();
-    lasting.boot = 2;
-    lasting.rings.lose_all();
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.boot = 2;
+    env.rings.lose_all();
+    let mut world = World::start(env);
     assert!(world.report.rings_lost.is_empty(), "a reboot explains it");
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 0, 4096), 1);
@@ -63,9 +63,9 @@ fn a_flushed_write_survives_the_loss_of_the_rings_with_a_reboot() {
 fn a_ring_that_is_gone_without_a_reboot_is_reported_as_a_loss() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
-    let lasting = world.kill();
-    lasting.rings.lose_all();
-    let world = World::start(lasting);
+    let env = world.kill();
+    env.rings.lose_all();
+    let world = World::start(env);
     assert_eq!(world.report.rings_lost, ["demo"]);
 }
 
@@ -74,24 +74,24 @@ fn a_volume_that_is_not_opened_after_a_reboot_is_not_reported_as_a_loss() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.flush(&volume);
-    let mut lasting = world.kill();
-    lasting.boot = 2;
-    lasting.rings.lose_all();
+    let mut env = world.kill();
+    env.boot = 2;
+    env.rings.lose_all();
     for _ in 0..3 {
-        let world = World::start(lasting);
+        let world = World::start(env);
         assert!(world.report.rings_lost.is_empty(), "nothing was lost");
         assert_eq!(world.report.tails.len(), 1);
-        lasting = world.kill();
+        env = world.kill();
     }
     // Nor is one that nobody wrote to since the last start. A loss is reported once.
-    lasting.rings.lose_all();
-    let mut world = World::start(lasting);
+    env.rings.lose_all();
+    let mut world = World::start(env);
     assert!(world.report.rings_lost.is_empty(), "nothing was lost");
     let volume = world.open("demo");
     world.write(&volume, 8, 3, 4096);
-    let lasting = world.kill();
-    lasting.rings.lose_all();
-    let world = World::start(lasting);
+    let env = world.kill();
+    env.rings.lose_all();
+    let world = World::start(env);
     assert_eq!(world.report.rings_lost, ["demo"]);
     let mut world = World::start(world.kill());
     assert!(world.report.rings_lost.is_empty());
@@ -112,12 +112,12 @@ fn what_was_synced_survives_the_loss_of_the_host() {
     world.sync(&volume);
     world.write(&volume, 0, 200, 4096);
     let before = world.kill();
-    let lasting = Lasting {
+    let env = Environment {
         objects: before.objects,
         versions: 1000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     assert!(matches!(
         world.try_open("demo", false),
         Err(OpenError::Held { .. })
@@ -141,12 +141,12 @@ fn a_closed_volume_is_given_back_and_opens_anywhere() {
     world.wait(|_| answer.try_take()).expect("closed");
     let error = world.request(&volume, Op::Flush, &mut []);
     assert_eq!(error, Err(ErrorKind::Closed));
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 99,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 0, 4096), 7);
 }
@@ -158,16 +158,16 @@ fn a_fenced_host_completes_no_more_writes_and_keeps_its_tail_for_rescue() {
     world.sync(&volume);
     world.write(&volume, 0, 2, 4096);
     world.flush(&volume);
-    let objects = std::mem::take(&mut world.lasting.objects);
-    let mut other = World::start(Lasting {
+    let objects = std::mem::take(&mut world.env.objects);
+    let mut other = World::start(Environment {
         objects,
         versions: 5000,
-        ..Lasting::default()
+        ..Environment::default()
     });
     let theirs = other.try_open("demo", true).expect("taken over");
     other.write(&theirs, 8, 3, 4096);
     other.sync(&theirs);
-    world.lasting.objects = std::mem::take(&mut other.lasting.objects);
+    world.env.objects = std::mem::take(&mut other.env.objects);
     let answer = world.host.sync(&volume);
     let error = world.wait(|_| answer.try_take()).expect_err("fenced");
     assert!(matches!(error, OpenError::Fenced(_)));
@@ -227,7 +227,7 @@ fn a_failed_sync_fails_flushes_and_writes_for_good_and_reads_go_on() {
     world.write(&volume, 0, 1, 4096);
     world.flush(&volume);
     world.write(&volume, 8, 2, 4096);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     assert_eq!(
         world.request(&volume, Op::Flush, &mut []),
         Err(ErrorKind::Io)
@@ -255,12 +255,12 @@ fn a_failed_sync_fails_flushes_and_writes_for_good_and_reads_go_on() {
         Err(ErrorKind::Io)
     );
     world.sync(&volume);
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 9000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world
         .try_open("demo", true)
         .expect("what was flushed was uploaded");
@@ -341,17 +341,17 @@ fn a_damaged_chunk_is_an_error_and_never_served() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
-    let mut lasting = Lasting {
+    let mut env = Environment {
         objects: world.kill().objects,
         versions: 9000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    for (key, (data, _)) in &mut lasting.objects {
+    for (key, (data, _)) in &mut env.objects {
         if key.starts_with("packs/") {
             data[20] ^= 1;
         }
     }
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world.try_open("demo", true).expect("opened");
     let op = Op::Read {
         sector: 0,
@@ -369,15 +369,15 @@ fn a_foreign_or_newer_log_is_refused_by_name_and_left_alone() {
     drop(volume);
     let good = world.kill();
     for (offset, byte) in [(0, b'X'), (8, 9)] {
-        let mut lasting = Lasting {
+        let mut env = Environment {
             files: good.files.clone(),
-            ..Lasting::default()
+            ..Environment::default()
         };
         for copy in [0, 4096] {
-            lasting.files.get_mut(&FileId::LOG).expect("a log")[copy + offset] = byte;
+            env.files.get_mut(&FileId::LOG).expect("a log")[copy + offset] = byte;
         }
-        let before = lasting.files.clone();
-        let Err(refused) = World::try_start(lasting, support::options()) else {
+        let before = env.files.clone();
+        let Err(refused) = World::try_start(env, support::options()) else {
             panic!("accepted");
         };
         let (error, after) = *refused;
@@ -432,50 +432,50 @@ fn the_recovery_point_timer_brings_writes_to_the_store_by_itself() {
 
 /// A world whose log has two laps, with flushed frames after the newer one's checkpoint; block
 /// `n` of the volume holds `n + 1`.
-fn two_laps() -> (Lasting, u64) {
+fn two_laps() -> (Environment, u64) {
     let (mut world, volume) = with_volume();
-    world.lasting.outage = true;
+    world.env.outage = true;
     let write = |world: &mut World, volume: &volume::Volume, block: u64| {
         world.write(volume, block * 8, block as u8 + 1, 4096);
         world.flush(volume);
     };
     (0..4).for_each(|block| write(&mut world, &volume, block));
-    let mut lasting = world.kill();
-    lasting.outage = false;
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.outage = false;
+    let mut world = World::start(env);
     let volume = world.open("demo");
-    world.lasting.outage = true;
+    world.env.outage = true;
     (4..8).for_each(|block| write(&mut world, &volume, block));
-    let mut lasting = world.kill();
-    lasting.outage = false;
+    let mut env = world.kill();
+    env.outage = false;
     // Without rings only the frames are left to say what was flushed.
-    (lasting.boot, lasting.rings) = (2, Default::default());
-    (lasting, 8)
+    (env.boot, env.rings) = (2, Default::default());
+    (env, 8)
 }
 
 #[test]
 fn a_damaged_frame_that_others_prove_durable_is_refused_and_never_passed_over() {
-    let (lasting, blocks) = two_laps();
-    let objects = lasting.objects.clone();
-    let files = lasting.files.clone();
-    let again = || Lasting {
+    let (env, blocks) = two_laps();
+    let objects = env.objects.clone();
+    let files = env.files.clone();
+    let again = || Environment {
         objects: objects.clone(),
         files: files.clone(),
         boot: 2,
         versions: 1000,
-        ..Lasting::default()
+        ..Environment::default()
     };
     // The journal: behind two superblocks, up to the first segment.
     let journal = 8192..827_392;
     let (mut refused, mut short) = (0, 0);
     for at in journal.step_by(4096) {
-        let mut lasting = again();
-        let log = lasting.files.get_mut(&FileId::LOG).expect("the log");
+        let mut env = again();
+        let log = env.files.get_mut(&FileId::LOG).expect("the log");
         if log[at..at + 4096].iter().all(|byte| *byte == 0) {
             continue;
         }
         log[at + 70] ^= 1;
-        match World::try_start(lasting, support::options()) {
+        match World::try_start(env, support::options()) {
             Err(error) => {
                 assert!(matches!(&error.0, OpenError::Corrupt(_)), "{}", error.0);
                 refused += 1;
@@ -509,7 +509,7 @@ fn a_name_is_free_after_deletion_and_the_new_volume_is_empty() {
     let answer = world.host.delete_volume("demo");
     let again = world.wait(|_| answer.try_take());
     assert!(matches!(again, Err(OpenError::NoSuchVolume(_))));
-    assert!(!world.lasting.store_requests.contains_key("delete"));
+    assert!(!world.env.store_requests.contains_key("delete"));
     world.create("demo", 2 * MIB);
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 0, 4096), 0);
@@ -519,9 +519,9 @@ fn a_name_is_free_after_deletion_and_the_new_volume_is_empty() {
 fn a_root_that_was_copied_to_another_name_is_refused() {
     let mut world = World::new();
     world.create("demo", MIB);
-    let copy = world.lasting.objects[&volume::object::root_key("demo")].clone();
+    let copy = world.env.objects[&volume::object::root_key("demo")].clone();
     let key = volume::object::root_key("copy");
-    world.lasting.objects.insert(key, copy);
+    world.env.objects.insert(key, copy);
     let refused = world.try_open("copy", false);
     assert!(matches!(refused, Err(OpenError::Corrupt(why)) if why.contains("\"demo\"")));
 }
@@ -531,15 +531,15 @@ fn a_volume_that_was_given_back_is_not_kept_for_rescue_if_a_crash_follows() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 7, 4096);
     world.flush(&volume);
-    world.lasting.store_ms = 20;
+    world.env.store_ms = 20;
     let answer = world.host.close_volume(&volume);
     let key = volume::object::root_key("demo");
     let is_given_back = |world: &World| {
-        let root = volume::object::root::Root::decode(&world.lasting.objects[&key].0);
+        let root = volume::object::root::Root::decode(&world.env.objects[&key].0);
         root.expect("a root").owner.is_none()
     };
     let before = loop {
-        let log = world.lasting.files[&FileId::LOG].clone();
+        let log = world.env.files[&FileId::LOG].clone();
         world.pass(1);
         if is_given_back(&world) {
             break log;
@@ -547,12 +547,12 @@ fn a_volume_that_was_given_back_is_not_kept_for_rescue_if_a_crash_follows() {
     };
     drop(answer);
     // The host loses power: nothing that the log learnt since the root was updated was durable.
-    let mut lasting = world.kill();
-    lasting.files.insert(FileId::LOG, before);
-    lasting.rings.lose_all();
-    lasting.boot = 2;
-    lasting.store_ms = 0;
-    let mut world = World::start(lasting);
+    let mut env = world.kill();
+    env.files.insert(FileId::LOG, before);
+    env.rings.lose_all();
+    env.boot = 2;
+    env.store_ms = 0;
+    let mut world = World::start(env);
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 0, 4096), 7);
     world.run_until_idle();
@@ -570,28 +570,28 @@ fn a_fetch_given_up_with_its_volume_fails_no_read_of_the_next_opening() {
     world.write(&volume, 0, 7, 4096);
     let answer = world.host.close_volume(&volume);
     world.wait(|_| answer.try_take()).expect("closed");
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 99,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world.open("demo");
     let op = Op::Read {
         sector: 0,
         sectors: 8,
     };
-    world.lasting.outage = true;
+    world.env.outage = true;
     assert!(matches!(volume.begin(&op, &waker()), Step::Park(_)));
     world.run_until_idle();
-    world.lasting.outage = false;
+    world.env.outage = false;
     let answer = world.host.close_volume(&volume);
     world.run_until_idle();
     answer.try_take().expect("at once").expect("closed");
     // The fetch tries again, in vain, and finds its volume closed.
-    world.lasting.outage = true;
+    world.env.outage = true;
     world.pass(1500);
-    world.lasting.outage = false;
+    world.env.outage = false;
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 0, 4096), 7);
 }
@@ -601,11 +601,11 @@ fn a_discard_over_very_many_extents_hides_them_all() {
     let mut options = support::options();
     options.log_bytes = 64 << 20;
     options.ring_entries = 8192;
-    let started = World::try_start(Lasting::default(), options);
+    let started = World::try_start(Environment::default(), options);
     let mut world = started.unwrap_or_else(|refused| panic!("{}", refused.0));
     world.create("demo", 64 * MIB);
     let volume = world.open("demo");
-    world.lasting.outage = true;
+    world.env.outage = true;
     for block in 0..5000_u64 {
         world.write(&volume, block * 16, 1, 4096);
     }
@@ -618,7 +618,7 @@ fn a_discard_over_very_many_extents_hides_them_all() {
     assert_eq!(world.read_fill(&volume, 0, 4096), 1);
     assert_eq!(world.read_fill(&volume, 16, 65536), 0);
     assert_eq!(world.read_fill(&volume, 4999 * 16, 4096), 1);
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.sync(&volume);
     assert_eq!(world.read_fill(&volume, 4000 * 16, 4096), 0);
     let mut world = World::start(world.kill());

@@ -8,7 +8,7 @@ use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Direction, FileId, MoveError, Op, Place, Plan, Step};
-use support::{Lasting, World, options, waker};
+use support::{Environment, World, options, waker};
 use volume::driver::{DiskError, DiskOp, Outcome, Request, RequestOp};
 use volume::{FailureKind, OpenError, Options};
 
@@ -18,12 +18,12 @@ const SEGMENTS: u64 = 827_392;
 
 /// Everything but the objects is lost; another host takes the volume over.
 fn take_over_on_other_host(world: World) -> (World, volume::Volume) {
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 100_000,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let mut world = World::start(lasting);
+    let mut world = World::start(env);
     let volume = world.try_open("demo", true).expect("taken over");
     (world, volume)
 }
@@ -41,17 +41,17 @@ fn a_root_that_took_effect_unseen_brings_back_no_discarded_bytes() {
     }
     // The next upload makes a fold due, and nobody hears that its root was written.
     world.write(&volume, far, 9, 4096);
-    world.lasting.outage_after_update = true;
+    world.env.outage_after_update = true;
     world.sync(&volume);
     world.pass(15_000);
-    assert!(world.lasting.outage, "the root was written");
+    assert!(world.env.outage, "the root was written");
     let discard = Op::Discard {
         sector: far,
         sectors: 8,
         fua: false,
     };
     world.request(&volume, discard, &mut []).expect("discarded");
-    world.lasting.outage = false;
+    world.env.outage = false;
     world.sync(&volume);
     for round in 10..20 {
         world.write(&volume, 0, round, 4096);
@@ -94,9 +94,9 @@ fn a_failed_sync_is_known_to_the_successor_though_the_mark_never_reached_the_dis
     let refused = world.request(&volume, Op::Flush, &mut []);
     assert_eq!(refused, Err(ErrorKind::Io));
     // And that one wrote the mark.
-    let mut lasting = world.kill();
-    (lasting.boot, lasting.rings) = (2, Default::default());
-    let world = World::start(lasting);
+    let mut env = world.kill();
+    (env.boot, env.rings) = (2, Default::default());
+    let world = World::start(env);
     assert!(world.report.poisoned, "the log says so");
 }
 
@@ -108,16 +108,16 @@ fn a_volume_opened_on_a_poisoned_log_does_not_hide_that_from_the_next_start() {
     world.write(&volume, 0, 1, 4096);
     world.flush(&volume);
     world.write(&volume, 8, 2, 4096);
-    let superblocks = world.lasting.files[&FileId::LOG][..8192].to_vec();
-    world.lasting.failing_syncs = 1;
+    let superblocks = world.env.files[&FileId::LOG][..8192].to_vec();
+    world.env.failing_syncs = 1;
     let refused = world.request(&volume, Op::Flush, &mut []);
     assert_eq!(refused, Err(ErrorKind::Io));
     for _ in 0..3 {
-        let mut lasting = world.kill();
+        let mut env = world.kill();
         // The mark does not last, as it may not on a disk that fails.
-        let log = lasting.files.get_mut(&FileId::LOG).expect("the log");
+        let log = env.files.get_mut(&FileId::LOG).expect("the log");
         log[..8192].copy_from_slice(&superblocks);
-        world = World::start(lasting);
+        world = World::start(env);
         assert!(world.report.poisoned);
         world.open("demo");
     }
@@ -133,16 +133,16 @@ fn a_sync_that_fails_during_recovery_is_never_tried_again() {
     world.write(&volume, 8, 2, 4096);
     // The first sync covers the dead process's bytes, the second what recovery wrote.
     for nth in [1, 2] {
-        let mut lasting = Lasting {
-            files: world.lasting.files.clone(),
-            objects: world.lasting.objects.clone(),
-            rings: Arc::new(world.lasting.rings.copy()),
+        let mut env = Environment {
+            files: world.env.files.clone(),
+            objects: world.env.objects.clone(),
+            rings: Arc::new(world.env.rings.copy()),
             versions: 500 * nth,
-            ..Lasting::default()
+            ..Environment::default()
         };
-        lasting.good_syncs = nth as usize - 1;
-        lasting.failing_syncs = 1;
-        let Err(failed) = World::try_start(lasting, options()) else {
+        env.good_syncs = nth as usize - 1;
+        env.failing_syncs = 1;
+        let Err(failed) = World::try_start(env, options()) else {
             panic!("the log could not be made durable")
         };
         assert!(matches!(failed.0, OpenError::Disk(_)), "{}", failed.0);
@@ -222,7 +222,7 @@ fn what_a_poisoned_log_has_durable_is_brought_to_the_store_and_given_back_for_a_
     }
     world.flush(&volume);
     world.write(&volume, 0, 99, 4096);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     assert!(world.request(&volume, Op::Flush, &mut []).is_err());
     // A restart on the same log: it has what frames cover, and closing brings that to the store.
     let mut world = World::start(world.kill());
@@ -231,17 +231,17 @@ fn what_a_poisoned_log_has_durable_is_brought_to_the_store_and_given_back_for_a_
     let answer = world.host.close_volume(&volume);
     world.wait(|_| answer.try_take()).expect("closed");
     // A new log of another size; nobody holds the volume, so nothing is taken over.
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 100_000,
-        ..Lasting::default()
+        ..Environment::default()
     };
     let options = Options {
         log_bytes: 8 << 20,
         cache_bytes: 2 << 20,
         ..options()
     };
-    let mut world = World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0));
+    let mut world = World::try_start(env, options).unwrap_or_else(|e| panic!("{}", e.0));
     let volume = world.try_open("demo", false).expect("it was given back");
     for block in 0..20 {
         assert_eq!(world.read_fill(&volume, block * 8, 4096), block as u8 + 1);
@@ -252,21 +252,21 @@ fn what_a_poisoned_log_has_durable_is_brought_to_the_store_and_given_back_for_a_
 
 #[test]
 fn a_superblock_whose_sync_failed_is_written_again_before_anything_rests_on_it() {
-    let lasting = Lasting {
+    let env = Environment {
         good_syncs: 1,
         failing_syncs: 1,
-        ..Lasting::default()
+        ..Environment::default()
     };
-    let Err(failed) = World::try_start(lasting, options()) else {
+    let Err(failed) = World::try_start(env, options()) else {
         panic!("the log could not be formatted")
     };
-    let mut lasting = failed.1;
+    let mut env = failed.1;
     // What can be read now may never have reached the disk.
-    assert_eq!(&lasting.files[&FileId::LOG][..7], b"FIRNLOG");
-    lasting.written.clear();
-    let world = World::start(lasting);
+    assert_eq!(&env.files[&FileId::LOG][..7], b"FIRNLOG");
+    env.written.clear();
+    let world = World::start(env);
     for offset in [0, 4096] {
-        assert!(world.lasting.written.contains(&(FileId::LOG, offset)));
+        assert!(world.env.written.contains(&(FileId::LOG, offset)));
     }
 }
 
@@ -286,7 +286,7 @@ fn a_panic_inside_a_commit_fails_its_volume_and_loses_nothing_that_was_acknowled
     let Step::Write(plan) = volume.begin(&write, &waker()) else {
         panic!("there is room")
     };
-    world.lasting.rings.set_trap();
+    world.env.rings.set_trap();
     let commit = AssertUnwindSafe(|| drop(volume.written(plan, Ok(()), &waker())));
     assert!(catch_unwind(commit).is_err(), "the trap was not touched");
     // That volume says so from now on, whatever it is asked.
@@ -371,17 +371,17 @@ fn what_the_cache_disk_cannot_read_comes_from_the_store() {
     world.write(&volume, one, 1, 4096);
     world.write(&volume, other, 2, 4096);
     world.sync(&volume);
-    let lasting = Lasting {
+    let env = Environment {
         objects: world.kill().objects,
         versions: 100_000,
-        ..Lasting::default()
+        ..Environment::default()
     };
     // Memory keeps nothing that nobody reads just now.
     let options = Options {
         memory_bytes: 0,
         ..options()
     };
-    let mut world = World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0));
+    let mut world = World::try_start(env, options).unwrap_or_else(|e| panic!("{}", e.0));
     let volume = world.try_open("demo", true).expect("taken over");
     assert_eq!(world.read_fill(&volume, one, 4096), 1);
     assert_eq!(world.read_fill(&volume, other, 4096), 2);
@@ -427,7 +427,7 @@ fn bytes_of_a_volume_that_nobody_opened_do_not_stop_the_cleaner() {
     }
     let mut world = World::start(world.kill());
     let volume = world.open("demo");
-    world.lasting.outage = true;
+    world.env.outage = true;
     // A block that stays and nine that do not, over twice the size of the log.
     for block in 1..150 {
         world.write(&volume, block * 8, 3, 4096);
@@ -444,7 +444,7 @@ fn a_segment_whose_header_cannot_be_written_keeps_no_other_from_writers() {
     world.create("demo", 64 << 20);
     let volume = world.open("demo");
     let segment = |number: u64| SEGMENTS + number * 65_536;
-    world.lasting.bad = [5, 6, 11].map(|n| segment(n)..segment(n) + 4096).to_vec();
+    world.env.bad = [5, 6, 11].map(|n| segment(n)..segment(n) + 4096).to_vec();
     for round in 0..3_u8 {
         for at in 0..64 {
             world.write(&volume, at * 64, round + 1, 32 << 10);
@@ -456,14 +456,14 @@ fn a_segment_whose_header_cannot_be_written_keeps_no_other_from_writers() {
     }
     let header = |n| (FileId::LOG, segment(n));
     assert!(
-        world.lasting.written.contains(&header(12)),
+        world.env.written.contains(&header(12)),
         "the segments are there"
     );
-    assert!(!world.lasting.written.contains(&header(11)));
+    assert!(!world.env.written.contains(&header(11)));
     // All of it, for a while only: writers wait, and go on.
-    world.lasting.bad.push(segment(0)..4 << 20);
+    world.env.bad.push(segment(0)..4 << 20);
     world.pass(5_000);
-    world.lasting.bad.clear();
+    world.env.bad.clear();
     for at in 0..64 {
         world.write(&volume, at * 64, 9, 32 << 10);
     }
@@ -498,7 +498,7 @@ fn a_failed_log_write_is_counted_and_its_bytes_are_written_elsewhere() {
     let last = volume.written(plan, Err(error), &waker());
     assert!(matches!(last, Step::Done(Err(ErrorKind::Io))), "{last:?}");
     assert_eq!(log_writes(&world), 3);
-    world.lasting.failing_syncs = 1;
+    world.env.failing_syncs = 1;
     let flush = world.request(&volume, Op::Flush, &mut []);
     assert_eq!(flush, Ok(()), "nothing was committed");
     world.write(&volume, 0, 1, 4096);

@@ -124,7 +124,9 @@ impl Guest {
     /// Attaches a volume as a disk; its path, which is that of a block device.
     pub fn attach(&self, server: &Server, volume: &str, args: &[&str]) -> PathBuf {
         let attach = ["attach", volume, "--transport", "ublk"];
-        let path = self.world.done(server, &[&attach[..], args].concat());
+        let path = self
+            .world
+            .expect_success(server, &[&attach[..], args].concat());
         let path = PathBuf::from(path.trim());
         let kind = fs::metadata(&path).unwrap().file_type();
         assert!(kind.is_block_device(), "{}", path.display());
@@ -143,7 +145,7 @@ impl Guest {
     pub fn detach(&self, server: &Server, volume: &str) {
         eventually("the detach", || {
             // udev or a probe of the kernel's may have it open for a moment.
-            let output = self.world.ask(server, &["detach", volume]);
+            let output = self.world.run(server, &["detach", volume]);
             let said = message(&output);
             assert!(
                 output.status.success() || said.contains("in use") || said.contains("open"),

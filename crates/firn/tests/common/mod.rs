@@ -217,7 +217,7 @@ impl World {
     }
 
     /// Starts a server that must refuse to; what it said.
-    pub fn refused(&self, cache: &str, args: &[&str]) -> String {
+    pub fn expect_refusal(&self, cache: &str, args: &[&str]) -> String {
         let output = self.serve_command(cache, args).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
@@ -229,22 +229,22 @@ impl World {
     }
 
     /// A command for a server.
-    pub fn ask(&self, server: &Server, args: &[&str]) -> Output {
+    pub fn run(&self, server: &Server, args: &[&str]) -> Output {
         let mut all = vec!["--api", &server.api];
         all.extend(args);
         self.firn(&all)
     }
 
     /// A command for a server that must succeed, and what it printed.
-    pub fn done(&self, server: &Server, args: &[&str]) -> String {
-        let output = self.ask(server, args);
+    pub fn expect_success(&self, server: &Server, args: &[&str]) -> String {
+        let output = self.run(server, args);
         assert!(output.status.success(), "{args:?}: {}", message(&output));
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// A command for a server that must fail, and what it said.
-    pub fn fails(&self, server: &Server, args: &[&str]) -> String {
-        let output = self.ask(server, args);
+    pub fn expect_failure(&self, server: &Server, args: &[&str]) -> String {
+        let output = self.run(server, args);
         assert_eq!(
             output.status.code(),
             Some(1),
@@ -258,14 +258,15 @@ impl World {
     /// `firn attach VOLUME --take-over`, and what it said of the loss.
     pub fn take_over(&self, server: &Server, volume: &str) -> String {
         let attach = ["attach", volume, "--transport", "nbd", "--take-over"];
-        let output = self.ask(server, &attach);
+        let output = self.run(server, &attach);
         assert!(output.status.success(), "{}", message(&output));
         message(&output)
     }
 
     /// `firn volume show --json`.
     pub fn show(&self, server: &Server, name: &str) -> Value {
-        serde_json::from_str(&self.done(server, &["volume", "show", name, "--json"])).unwrap()
+        serde_json::from_str(&self.expect_success(server, &["volume", "show", name, "--json"]))
+            .unwrap()
     }
 }
 

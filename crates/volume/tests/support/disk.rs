@@ -1,4 +1,4 @@
-//! The disk of a world: what the engine reads, writes and syncs, with the faults of [`super::lasting`].
+//! The disk of a world: what the engine reads, writes and syncs, with the faults of [`super::environment`].
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ impl World {
             DiskOp::Read { file, offset, len } => {
                 let asked = offset..offset + len as u64;
                 let hits = |bad: &Range<u64>| bad.start < asked.end && asked.start < bad.end;
-                if file == FileId::LOG && self.lasting.unreadable.iter().any(hits) {
+                if file == FileId::LOG && self.env.unreadable.iter().any(hits) {
                     return Err(DiskError::new("read: input/output error"));
                 }
-                self.lasting.bytes_read += len as u64;
-                let data = self.lasting.files.entry(file).or_default();
+                self.env.bytes_read += len as u64;
+                let data = self.env.files.entry(file).or_default();
                 let (at, end) = (offset as usize, offset as usize + len);
                 if data.len() < end {
                     data.resize(end, 0);
@@ -25,13 +25,12 @@ impl World {
                 Ok(data[at..end].to_vec())
             }
             DiskOp::Write { file, offset, .. } | DiskOp::Zero { file, offset, .. }
-                if file == FileId::LOG
-                    && self.lasting.bad.iter().any(|bad| bad.contains(&offset)) =>
+                if file == FileId::LOG && self.env.bad.iter().any(|bad| bad.contains(&offset)) =>
             {
                 Err(DiskError::new("write: input/output error"))
             }
             DiskOp::Write { file, offset, data } => {
-                self.lasting.written.push((file, offset));
+                self.env.written.push((file, offset));
                 self.put(file, offset, &data);
                 Ok(Vec::new())
             }
@@ -39,12 +38,12 @@ impl World {
                 self.put(file, offset, &vec![0; len as usize]);
                 Ok(Vec::new())
             }
-            DiskOp::Sync { .. } if self.lasting.good_syncs > 0 => {
-                self.lasting.good_syncs -= 1;
+            DiskOp::Sync { .. } if self.env.good_syncs > 0 => {
+                self.env.good_syncs -= 1;
                 Ok(Vec::new())
             }
-            DiskOp::Sync { .. } if self.lasting.failing_syncs > 0 => {
-                self.lasting.failing_syncs -= 1;
+            DiskOp::Sync { .. } if self.env.failing_syncs > 0 => {
+                self.env.failing_syncs -= 1;
                 Err(DiskError::new("sync: input/output error"))
             }
             DiskOp::Sync { .. } => Ok(Vec::new()),
@@ -52,7 +51,7 @@ impl World {
     }
 
     pub(crate) fn put(&mut self, file: FileId, offset: u64, bytes: &[u8]) {
-        let data = self.lasting.files.entry(file).or_default();
+        let data = self.env.files.entry(file).or_default();
         let end = offset as usize + bytes.len();
         if data.len() < end {
             data.resize(end, 0);

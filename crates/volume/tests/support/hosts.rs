@@ -6,19 +6,19 @@ use volume::Volume;
 use volume::object::root::Root;
 use volume::object::root_key;
 
-use super::{Lasting, World};
+use super::{Environment, World};
 
 /// The one store is now seen by `to`.
 pub(crate) fn hand_over(from: &mut World, to: &mut World) {
-    to.lasting.objects = std::mem::take(&mut from.lasting.objects);
-    to.lasting.versions = to.lasting.versions.max(from.lasting.versions) + 1;
+    to.env.objects = std::mem::take(&mut from.env.objects);
+    to.env.versions = to.env.versions.max(from.env.versions) + 1;
 }
 
 /// Another host, which sees the same store.
 pub(crate) fn other_host(from: &mut World) -> World {
-    let mut other = World::start(Lasting {
-        versions: from.lasting.versions + 5000,
-        ..Lasting::default()
+    let mut other = World::start(Environment {
+        versions: from.env.versions + 5000,
+        ..Environment::default()
     });
     hand_over(from, &mut other);
     other
@@ -26,10 +26,10 @@ pub(crate) fn other_host(from: &mut World) -> World {
 
 /// Another host, which sees a copy of the same store.
 pub(crate) fn elsewhere(world: &World) -> World {
-    World::start(Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
+    World::start(Environment {
+        objects: world.env.objects.clone(),
+        versions: world.env.versions + 5000,
+        ..Environment::default()
     })
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn try_write(world: &mut World, volume: &Volume) -> Result<(), ErrorK
 }
 
 /// A volume's root.
-pub(crate) fn root_of(lasting: &Lasting, name: &str) -> Root {
-    let (bytes, _) = &lasting.objects[&root_key(name)];
+pub(crate) fn root_of(env: &Environment, name: &str) -> Root {
+    let (bytes, _) = &env.objects[&root_key(name)];
     Root::decode(bytes).expect("a root")
 }

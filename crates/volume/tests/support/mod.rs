@@ -5,8 +5,8 @@
 
 pub(crate) mod checks;
 mod disk;
+mod environment;
 pub(crate) mod hosts;
-mod lasting;
 pub(crate) mod points;
 mod requests;
 mod rings;
@@ -26,7 +26,7 @@ use volume::{
 
 #[allow(unused_imports, reason = "each test file uses its part")]
 pub(crate) use {
-    lasting::{Fault, Generator, Lasting},
+    environment::{Environment, Fault, Generator},
     rings::HeapRings,
 };
 
@@ -60,7 +60,7 @@ pub(crate) fn compute(work: Computation) -> Outcome {
 /// A host and what it stands on.
 pub(crate) struct World {
     pub(crate) host: Host,
-    pub(crate) lasting: Lasting,
+    pub(crate) env: Environment,
     pub(crate) now_ns: u64,
     pub(crate) report: RecoveryReport,
     /// Requests that the store is at work on, and when each is done.
@@ -97,37 +97,37 @@ pub(crate) fn with_volume() -> (World, Volume) {
 
 impl World {
     pub(crate) fn new() -> World {
-        World::try_start(Lasting::default(), options()).unwrap_or_else(|e| panic!("{}", e.0))
+        World::try_start(Environment::default(), options()).unwrap_or_else(|e| panic!("{}", e.0))
     }
 
-    pub(crate) fn start(lasting: Lasting) -> World {
-        World::try_start(lasting, options()).unwrap_or_else(|e| panic!("{}", e.0))
+    pub(crate) fn start(env: Environment) -> World {
+        World::try_start(env, options()).unwrap_or_else(|e| panic!("{}", e.0))
     }
 
     pub(crate) fn try_start(
-        mut lasting: Lasting,
+        mut env: Environment,
         options: Options,
-    ) -> Result<World, Box<(OpenError, Lasting)>> {
-        lasting.versions += 1;
+    ) -> Result<World, Box<(OpenError, Environment)>> {
+        env.versions += 1;
         let mut entropy = [0; 32];
-        entropy[..8].copy_from_slice(&lasting.versions.to_le_bytes());
+        entropy[..8].copy_from_slice(&env.versions.to_le_bytes());
         let setup = Setup {
             options,
-            rings: lasting.rings.clone(),
+            rings: env.rings.clone(),
             notify: Arc::new(NoopNotify),
-            boot_id: [lasting.boot; 16],
+            boot_id: [env.boot; 16],
             entropy,
             label: "test".into(),
             now: Now {
                 mono_ns: 1,
                 unix_ms: 0,
             },
-            continues: lasting.continues.take(),
+            continues: env.continues.take(),
         };
         let (host, answer) = Host::start(setup);
         let mut world = World {
             host,
-            lasting,
+            env,
             now_ns: 1,
             report: RecoveryReport::default(),
             at_work: Vec::new(),
@@ -141,22 +141,22 @@ impl World {
                 world.report = report;
                 Ok(world)
             }
-            Err(error) => Err(Box::new((error, world.lasting))),
+            Err(error) => Err(Box::new((error, world.env))),
         }
     }
 
     /// The process dies; what lasts is handed to the next one.
-    pub(crate) fn kill(self) -> Lasting {
-        self.lasting
+    pub(crate) fn kill(self) -> Environment {
+        self.env
     }
 
     /// The process gives its place to the next one.
-    pub(crate) fn hand_over(self) -> Lasting {
+    pub(crate) fn hand_over(self) -> Environment {
         let journal = self.host.journal_mark();
         assert!(journal.is_some());
-        Lasting {
+        Environment {
             continues: Some(Continuation { journal }),
-            ..self.lasting
+            ..self.env
         }
     }
 
@@ -181,14 +181,14 @@ impl World {
             for Request { id, op } in requests {
                 let outcome = match op {
                     RequestOp::Store(op)
-                        if self.lasting.hanging_puts > 0 && matches!(op, StoreOp::Put { .. }) =>
+                        if self.env.hanging_puts > 0 && matches!(op, StoreOp::Put { .. }) =>
                     {
-                        self.lasting.hanging_puts -= 1;
+                        self.env.hanging_puts -= 1;
                         self.hanging.push((id, op));
                         continue;
                     }
                     RequestOp::Store(op)
-                        if self.lasting.store_ms > 0 || self.lasting.store_bytes_per_s > 0 =>
+                        if self.env.store_ms > 0 || self.env.store_bytes_per_s > 0 =>
                     {
                         let due = self.store_done_at(&op);
                         self.at_work.push((due, id, op));
@@ -203,7 +203,7 @@ impl World {
                         continue;
                     }
                     RequestOp::Compute(work)
-                        if self.lasting.broken_checkpoints
+                        if self.env.broken_checkpoints
                             && work.kind() == ComputeKind::Checkpoint =>
                     {
                         let error = ComputeError("checkpoint: a bug ended it".into());
@@ -235,16 +235,16 @@ impl World {
     /// When the store is done with a request that it gets now.
     fn store_done_at(&mut self, op: &StoreOp) -> u64 {
         let last = self.at_work.iter().map(|(due, ..)| *due).max();
-        let begins = last.filter(|_| self.lasting.store_serial);
+        let begins = last.filter(|_| self.env.store_serial);
         let mut free_ns = begins.unwrap_or(self.now_ns).max(self.now_ns);
         if let StoreOp::Put { data, .. } = op
             && let Some(ns) =
-                (data.len() as u64 * 1_000_000_000).checked_div(self.lasting.store_bytes_per_s)
+                (data.len() as u64 * 1_000_000_000).checked_div(self.env.store_bytes_per_s)
         {
             self.store_busy_until_ns = self.store_busy_until_ns.max(free_ns) + ns;
             free_ns = self.store_busy_until_ns;
         }
-        free_ns + self.lasting.store_ms * 1_000_000
+        free_ns + self.env.store_ms * 1_000_000
     }
 
     /// Does the merges that were held so far.

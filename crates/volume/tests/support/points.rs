@@ -3,7 +3,7 @@
 
 use volume::{Answer, Findings, OpenError, SnapshotInfo, Volume};
 
-use super::{Lasting, World};
+use super::{Environment, World};
 
 /// What an answer brings, which is no error.
 pub(crate) fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) -> T {
@@ -68,7 +68,7 @@ pub(crate) fn gc(world: &mut World) -> Findings {
 }
 
 /// Packs in the store.
-pub(crate) fn packs(lasting: &Lasting) -> usize {
-    let keys = lasting.objects.keys();
+pub(crate) fn packs(env: &Environment) -> usize {
+    let keys = env.objects.keys();
     keys.filter(|key| key.starts_with("packs/")).count()
 }

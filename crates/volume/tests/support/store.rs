@@ -4,7 +4,7 @@ use volume::driver::{StoreError, StoreOp, StoreReply, Version};
 use volume::object::pack::HEADER_BYTES;
 
 use super::World;
-use super::lasting::Fault;
+use super::environment::Fault;
 
 fn kind_of(op: &StoreOp) -> &'static str {
     match op {
@@ -32,10 +32,10 @@ fn check_prefix(op: &StoreOp) -> Result<(), StoreError> {
 
 impl World {
     fn count(&mut self, op: &StoreOp) {
-        let requests = &mut self.lasting.store_requests;
+        let requests = &mut self.env.store_requests;
         *requests.entry(kind_of(op)).or_default() += 1;
         if let StoreOp::Put { key, .. } = op {
-            self.lasting.put_keys.push(key.clone());
+            self.env.put_keys.push(key.clone());
         }
     }
 
@@ -49,17 +49,15 @@ impl World {
             | StoreOp::Delete { key } => key,
             StoreOp::List { prefix } => prefix,
         };
-        if self.lasting.failing_keys.contains(key) {
+        if self.env.failing_keys.contains(key) {
             return true;
         }
-        if matches!(op, StoreOp::Delete { .. }) && self.lasting.refuses_deletes {
+        if matches!(op, StoreOp::Delete { .. }) && self.env.refuses_deletes {
             return true;
         }
         let failing = match op {
-            StoreOp::Put { .. } => &mut self.lasting.failing_puts,
-            StoreOp::Create { key, .. } if key.contains("/log/") => {
-                &mut self.lasting.failing_creates
-            }
+            StoreOp::Put { .. } => &mut self.env.failing_puts,
+            StoreOp::Create { key, .. } if key.contains("/log/") => &mut self.env.failing_creates,
             _ => return false,
         };
         let fails = *failing > 0;
@@ -68,8 +66,8 @@ impl World {
     }
 
     fn answer_of_get(&mut self, key: &str, mut data: Vec<u8>, version: u64) -> StoreReply {
-        if key.starts_with("hosts/") && self.lasting.damaged_gets > 0 {
-            self.lasting.damaged_gets -= 1;
+        if key.starts_with("hosts/") && self.env.damaged_gets > 0 {
+            self.env.damaged_gets -= 1;
             data[20] ^= 4;
         }
         StoreReply::Object {
@@ -83,15 +81,15 @@ impl World {
         is_record: bool,
         version: Version,
     ) -> Result<StoreReply, StoreError> {
-        if is_record && std::mem::take(&mut self.lasting.outage_after_record) {
-            self.lasting.outage = true;
+        if is_record && std::mem::take(&mut self.env.outage_after_record) {
+            self.env.outage = true;
             return Err(StoreError::Unknown("no answer".into()));
         }
         Ok(StoreReply::Written { version })
     }
 
     pub(crate) fn store(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
-        let fault = match &mut self.lasting.fault_after {
+        let fault = match &mut self.env.fault_after {
             Some((0, fault)) => Some(*fault),
             Some((left, _)) => {
                 *left -= 1;
@@ -102,17 +100,17 @@ impl World {
         let Some(fault) = fault else {
             return self.take_effect(op);
         };
-        self.lasting.fault_after = None;
+        self.env.fault_after = None;
         let answer = match fault {
             Fault::Outage => Err(StoreError::Unavailable("the store is down".into())),
             Fault::LostAnswer | Fault::OutageBehind => self.take_effect(op),
         };
-        self.lasting.outage |= fault != Fault::LostAnswer;
+        self.env.outage |= fault != Fault::LostAnswer;
         answer.and(Err(StoreError::Unknown("no answer".into())))
     }
 
     fn take_effect(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
-        if self.lasting.outage {
+        if self.env.outage {
             return Err(StoreError::Unavailable("the store is down".into()));
         }
         self.count(&op);
@@ -120,16 +118,16 @@ impl World {
         if self.is_told_to_fail(&op) {
             return Err(StoreError::Unavailable("it is told to fail".into()));
         }
-        let objects = &mut self.lasting.objects;
-        self.lasting.versions += 1;
-        let version = Version(self.lasting.versions.to_string());
+        let objects = &mut self.env.objects;
+        self.env.versions += 1;
+        let version = Version(self.env.versions.to_string());
         match op {
             StoreOp::Get { key } => {
                 let (data, v) = objects.get(&key).cloned().ok_or(StoreError::NotFound)?;
                 Ok(self.answer_of_get(&key, data, v))
             }
             StoreOp::GetRange { key, offset, len } => {
-                let generated = self.lasting.generated.as_ref();
+                let generated = self.env.generated.as_ref();
                 if let Some(data) = generated.and_then(|generate| generate(&key, offset, len)) {
                     return Ok(StoreReply::Range(data));
                 }
@@ -143,7 +141,7 @@ impl World {
                 if objects.contains_key(&key) {
                     return Err(StoreError::PreconditionFailed);
                 }
-                objects.insert(key, (data.into(), self.lasting.versions));
+                objects.insert(key, (data.into(), self.env.versions));
                 Ok(StoreReply::Written { version })
             }
             StoreOp::Create { key, data } => {
@@ -151,7 +149,7 @@ impl World {
                     return Err(StoreError::PreconditionFailed);
                 }
                 let is_record = key.contains("/log/");
-                objects.insert(key, (data, self.lasting.versions));
+                objects.insert(key, (data, self.env.versions));
                 self.answer_of_create(is_record, version)
             }
             StoreOp::Update {
@@ -163,9 +161,9 @@ impl World {
                 if found.1.to_string() != expected.0 {
                     return Err(StoreError::PreconditionFailed);
                 }
-                objects.insert(key, (data, self.lasting.versions));
-                if std::mem::take(&mut self.lasting.outage_after_update) {
-                    self.lasting.outage = true;
+                objects.insert(key, (data, self.env.versions));
+                if std::mem::take(&mut self.env.outage_after_update) {
+                    self.env.outage = true;
                     return Err(StoreError::Unknown("no answer".into()));
                 }
                 Ok(StoreReply::Written { version })

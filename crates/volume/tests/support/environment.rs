@@ -11,7 +11,7 @@ use super::rings::HeapRings;
 
 /// What survives the process: files, objects, rings.
 #[derive(Default)]
-pub(crate) struct Lasting {
+pub(crate) struct Environment {
     pub(crate) files: BTreeMap<FileId, Vec<u8>>,
     pub(crate) objects: BTreeMap<String, (Vec<u8>, u64)>,
     pub(crate) rings: Arc<HeapRings>,
@@ -81,16 +81,16 @@ pub(crate) enum Fault {
 /// A part of an object that does not stand anywhere.
 pub(crate) type Generator = Box<dyn Fn(&str, u64, u64) -> Option<Vec<u8>> + Send>;
 
-impl Lasting {
+impl Environment {
     /// The same files, objects and rings, in places of their own.
-    pub(crate) fn copy(&self) -> Lasting {
-        Lasting {
+    pub(crate) fn copy(&self) -> Environment {
+        Environment {
             files: self.files.clone(),
             objects: self.objects.clone(),
             rings: Arc::new(self.rings.copy()),
             boot: self.boot,
             versions: self.versions,
-            ..Lasting::default()
+            ..Environment::default()
         }
     }
 }
