@@ -24,11 +24,8 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
             true,
             format!("{store} did not answer in time; check the network and the store's load"),
         ),
-        ExchangeOutcome::Sent | ExchangeOutcome::Broken => (
-            uncertain,
-            false,
-            format!("the connection to {store} broke before the whole answer had come"),
-        ),
+        ExchangeOutcome::Sent => (uncertain, false, broken_text(store, "it was given up")),
+        ExchangeOutcome::Broken(why) => (uncertain, false, broken_text(store, why)),
         ExchangeOutcome::Success => (
             uncertain,
             false,
@@ -37,6 +34,10 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     };
     let error = Error::new(kind, op, key, detail);
     Some(if overload { error.overloaded() } else { error })
+}
+
+fn broken_text(store: &str, why: &str) -> String {
+    format!("the connection to {store} broke before the whole answer had come ({why})")
 }
 
 fn connection_error_text(store: &str, why: &str) -> String {
@@ -203,7 +204,7 @@ mod tests {
         }
         for outcome in [
             ExchangeOutcome::Sent,
-            ExchangeOutcome::Broken,
+            ExchangeOutcome::Broken("reset".to_owned()),
             ExchangeOutcome::TimedOut,
             ExchangeOutcome::Success,
         ] {

@@ -39,8 +39,8 @@ pub(crate) enum ExchangeOutcome {
     NotConnected(String),
     /// No answer in time.
     TimedOut,
-    /// The connection broke after the request had begun to leave.
-    Broken,
+    /// The connection broke after the request had begun to leave; how.
+    Broken(String),
     /// The store answered with success; its body may still have been cut.
     Success,
     /// The store answered with an error.
@@ -156,22 +156,26 @@ impl HttpService for ObservedService {
             }
             Ok(response) => note_refusal(response).await,
             Err(error) => {
-                note(match error.kind() {
-                    HttpErrorKind::Connect => ExchangeOutcome::NotConnected(chain(&error)),
-                    HttpErrorKind::Timeout => ExchangeOutcome::TimedOut,
-                    _ => ExchangeOutcome::Broken,
-                });
+                note(outcome_of(&error));
                 Err(error)
             }
         }
     }
 }
 
+fn outcome_of(error: &HttpError) -> ExchangeOutcome {
+    match error.kind() {
+        HttpErrorKind::Connect => ExchangeOutcome::NotConnected(chain(error)),
+        HttpErrorKind::Timeout => ExchangeOutcome::TimedOut,
+        _ => ExchangeOutcome::Broken(chain(error)),
+    }
+}
+
 /// Reads an error's body, which is small, notes what it says, and hands on the same answer.
 async fn note_refusal(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
-    let body = body.bytes().await.inspect_err(|_| {
-        note(ExchangeOutcome::Broken);
+    let body = body.bytes().await.inspect_err(|error| {
+        note(outcome_of(error));
     })?;
     let header = |name: &str| {
         let value = parts.headers.get(name)?.to_str().ok()?;
