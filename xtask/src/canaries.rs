@@ -7,11 +7,11 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::{Failure, minio, process, soak, test, vm, workspace};
+use crate::test::{self, TestProgram};
+use crate::{Failure, minio, process, soak, vm, workspace};
 
 /// Arguments of `cargo xtask canaries`.
 #[derive(Debug, clap::Args)]
@@ -357,36 +357,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Err(format!("planted and not seen: {}", unseen.join(", ")).into())
 }
 
-/// Builds the server and the test programs with the planted bugs; the programs by name.
-fn build() -> Result<Vec<(String, PathBuf)>, Failure> {
-    let mut command = workspace::cargo_for_tests("test");
-    command.args(["--quiet", "--no-run", "--bin", "firn"]);
-    for canary in &CANARIES {
-        if let Detector::Test(program, _) | Detector::Here(program, _) = canary.judge {
-            command.args(["--test", program]);
-        }
-    }
-    command.arg("--message-format=json-render-diagnostics");
-    println!("$ {}", process::command_line(&command));
-    let output = command.stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        return Err("the server with planted bugs does not build".into());
-    }
-    Ok(test::executables(&String::from_utf8(output.stdout)?))
+/// Builds the server and the test programs with the planted bugs.
+fn build() -> Result<Vec<TestProgram>, Failure> {
+    let programs = CANARIES.iter().filter_map(|canary| match canary.judge {
+        Detector::Test(program, _) | Detector::Here(program, _) => Some(program),
+        Detector::Soak => None,
+    });
+    let tests = programs.flat_map(|program| ["--test", program]);
+    test::build_programs(["--bin", "firn"].into_iter().chain(tests))
 }
 
 /// The run that must see a canary.
-fn command(
-    kernel: &str,
-    canary: &Canary,
-    programs: &[(String, PathBuf)],
-) -> Result<Command, Failure> {
+fn command(kernel: &str, canary: &Canary, programs: &[TestProgram]) -> Result<Command, Failure> {
     let planted = OsString::from(format!("FIRN_CANARY={}", canary.name));
     let mut command = Command::new(std::env::current_exe()?);
     let find = |name| {
-        let program = programs.iter().find(|(built, _)| built == name);
-        let (_, program) = program.ok_or("cargo did not say where a test program is")?;
-        Ok::<_, Failure>(program)
+        let program = programs.iter().find(|built| built.name == name);
+        let program = program.ok_or("cargo did not say where a test program is")?;
+        Ok::<_, Failure>(&program.path)
     };
     match canary.judge {
         Detector::Here(name, test) => {

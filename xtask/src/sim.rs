@@ -20,12 +20,25 @@ pub(crate) struct Arguments {
     pass: Vec<OsString>,
 }
 
-/// The command that runs the simulator with these arguments.
-pub(crate) fn command(pass: &[OsString]) -> Command {
-    let mut command = workspace::cargo(["run", "--quiet", "--profile", "sim", "-p", "sim"]);
-    if pass.iter().any(|arg| arg == "--canaries") {
+/// `cargo SUBCOMMAND` for the simulator, with the switch for planted bugs or without it.
+fn cargo(subcommand: &str, planted: bool) -> Command {
+    let mut command = workspace::cargo([subcommand, "--profile", "sim", "-p", "sim"]);
+    if planted {
         command.args(["--features", "planted"]);
     }
+    command
+}
+
+/// The commands that build all that the command below runs.
+pub(crate) fn build_commands() -> Vec<Command> {
+    vec![cargo("build", false), cargo("build", true)]
+}
+
+/// The command that runs the simulator with these arguments.
+pub(crate) fn command(pass: &[OsString]) -> Command {
+    let planted = pass.iter().any(|arg| arg == "--canaries");
+    let mut command = cargo("run", planted);
+    command.arg("--quiet");
     command.arg("--").args(pass);
     // Worlds come and go by the thousand: giving their memory back to the kernel each time costs
     // more than running them.

@@ -5,14 +5,12 @@
 //! and there is one. On this machine itself they are not run: it rarely has ublk, and where it has,
 //! its devices are not theirs.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::count::Counts;
-use super::step::{Kind, Output, Step, test_programs};
+use super::programs::{TestProgram, build_tests};
+use super::step::{Kind, Lane, Output, Step, test_programs};
 use crate::{Failure, process, workspace};
 
 /// How the names of test programs begin that are for guests only.
@@ -197,7 +195,8 @@ pub(super) fn step() -> Step {
         name: "ublk-guest",
         what: "ublk under real kernels: recent, stable, and a smoke run of the real-time one",
         quick: false,
-        background: true,
+        lane: Lane::Guests,
+        after: None,
         output: Output::Guest,
         limit: total_limit(&CI_BOOTS),
         run: Box::new(|_| boot_commands(&CI_BOOTS, &[])),
@@ -222,13 +221,7 @@ fn boot_commands(boots: &[Boot], only: &[String]) -> Kind {
         let commands = boots.iter().map(|boot| guest_command(&programs, *boot));
         commands.collect::<Result<Vec<_>, _>>()
     });
-    match made {
-        Ok(commands) => Kind::Commands(commands),
-        Err(error) => Kind::Inside(Counts {
-            failed: vec![format!("ublk-guest: {error}")],
-            ..Counts::default()
-        }),
-    }
+    Kind::from_commands("ublk-guest", made)
 }
 
 /// The guest's memory, where a program of [`LONG_PROGRAMS`] is about that: then nothing below the server may take
@@ -241,7 +234,7 @@ pub(crate) fn memory_arguments(program: &str) -> &'static [&'static str] {
 }
 
 /// One guest with its programs.
-fn guest_command(programs: &[(String, PathBuf)], boot: Boot) -> Result<Command, Failure> {
+fn guest_command(programs: &[TestProgram], boot: Boot) -> Result<Command, Failure> {
     let (kernel, table, seconds) = (boot.kernel, boot.table, boot.seconds);
     let mut command = Command::new(std::env::current_exe()?);
     command
@@ -249,11 +242,11 @@ fn guest_command(programs: &[(String, PathBuf)], boot: Boot) -> Result<Command, 
         .args(boot.program.map(memory_arguments).unwrap_or_default())
         .args(["--", "env", &format!("{TABLE}={table}")])
         .args(["sh", "-c", GUEST_SCRIPT, "guest"]);
-    for (name, program) in programs {
-        if boot.has_all_of(name) {
-            command.arg(program);
-        } else if let Some(tests) = boot.selected_tests(name) {
-            let mut lines = program.as_os_str().to_owned();
+    for program in programs {
+        if boot.has_all_of(&program.name) {
+            command.arg(&program.path);
+        } else if let Some(tests) = boot.selected_tests(&program.name) {
+            let mut lines = program.path.as_os_str().to_owned();
             for test in tests {
                 lines.push("\n");
                 lines.push(test);
@@ -265,8 +258,8 @@ fn guest_command(programs: &[(String, PathBuf)], boot: Boot) -> Result<Command, 
     Ok(command)
 }
 
-/// Builds the programs of these boots, and the servers; answers the programs by name.
-fn build(boots: &[Boot], only: &[String]) -> Result<Vec<(String, PathBuf)>, Failure> {
+/// Builds the programs of these boots, and the servers; answers the programs.
+fn build(boots: &[Boot], only: &[String]) -> Result<Vec<TestProgram>, Failure> {
     let mut names = all_programs();
     names.retain(|name| only.is_empty() || only.contains(name));
     names.retain(|name| boots.iter().any(|boot| boot.runs(name)));
@@ -279,25 +272,10 @@ fn build(boots: &[Boot], only: &[String]) -> Result<Vec<(String, PathBuf)>, Fail
         }
         process::run(&mut command)?;
     }
-    let mut command = workspace::cargo_for_tests("test");
-    command.args(["--quiet", "--no-run"]);
-    for name in &names {
-        command.args(["--test", name]);
-    }
-    command.arg("--message-format=json-render-diagnostics");
-    println!("$ {}", process::command_line(&command));
-    let output = command.stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        return Err("the programs for the guest do not build".into());
-    }
-    let programs = executables(&String::from_utf8(output.stdout)?);
-    match names
-        .iter()
-        .find(|name| !programs.iter().any(|(built, _)| built == *name))
-    {
-        Some(name) => Err(format!("cargo did not say where the test program {name} is").into()),
-        None => Ok(programs),
-    }
+    let mut programs = build_tests(&names)?;
+    // The smoke test says first whether anything can work.
+    programs.sort_by_key(|program| (program.name != SMOKE_PROGRAMS[0], program.name.clone()));
+    Ok(programs)
 }
 
 /// The test programs for guests in a directory, by name.
@@ -307,46 +285,9 @@ fn guest_programs(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Names and paths of the test programs in cargo's messages.
-pub(crate) fn executables(messages: &str) -> Vec<(String, PathBuf)> {
-    let mut programs: Vec<_> = messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| message["target"]["kind"][0] == "test")
-        .filter_map(|message| {
-            let name = message["target"]["name"].as_str()?.to_owned();
-            Some((name, PathBuf::from(message["executable"].as_str()?)))
-        })
-        .collect();
-    // The smoke test says first whether anything can work.
-    programs.sort_by_key(|(name, _)| (name != SMOKE_PROGRAMS[0], name.clone()));
-    programs
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn programs_are_read_from_cargos_messages_the_smoke_test_first() {
-        let line = |name: &str, kind: &str| {
-            format!(
-                r#"{{"target":{{"name":"{name}","kind":["{kind}"]}},"executable":"/deps/{name}-1"}}"#
-            )
-        };
-        let text = [
-            line("guest_control", "test"),
-            line("null", "example"),
-            "not json".to_owned(),
-            line("guest_smoke", "test"),
-        ]
-        .join("\n");
-        let names: Vec<_> = executables(&text)
-            .into_iter()
-            .map(|(name, _)| name)
-            .collect();
-        assert_eq!(names, ["guest_smoke", "guest_control"]);
-    }
 
     #[test]
     fn of_a_program_with_named_tests_those_are_run_and_of_others_all() {
@@ -445,8 +386,8 @@ mod tests {
 
     #[test]
     fn a_smoke_run_has_only_the_programs_that_know_of_it() {
-        let programs = ["guest_smoke", "guest_control", "guest_scenarios"]
-            .map(|name| (name.to_owned(), PathBuf::from(format!("/deps/{name}-1"))));
+        let programs =
+            ["guest_smoke", "guest_control", "guest_scenarios"].map(TestProgram::for_test);
         let arguments = |boot| {
             let command = guest_command(&programs, boot).unwrap();
             let words = command

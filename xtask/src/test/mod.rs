@@ -1,14 +1,15 @@
 //! `cargo xtask test`: everything that is tested, in order of cost, with a summary at the end.
 //!
 //! Each step says what it runs, streams what matters and keeps everything in
-//! `target/xtask/STEP.log`. Steps that wait more than they compute run in the background, one at a
-//! time, beside those behind them. A failing step does not stop the others: one run tells all. The last
+//! `target/xtask/STEP.log`. What needs no lock of cargo's runs in lanes beside the steps in front: test
+//! programs, guests, builds of their own. A failing step does not stop the others: one run tells all. The last
 //! line is always `N passed, N failed, N skipped`.
 
 mod background;
 mod count;
 mod guest;
 mod packages;
+mod programs;
 mod runner;
 mod step;
 mod steps;
@@ -18,8 +19,10 @@ use std::time::{Duration, Instant};
 use crate::Failure;
 use background::Background;
 use count::Counts;
-pub(crate) use guest::{TableFilter, executables, memory_arguments};
-use step::{Kind, Step};
+pub(crate) use guest::{TableFilter, memory_arguments};
+pub(crate) use programs::{TestProgram, build_programs};
+use runner::Outcome;
+use step::{Kind, Lane, Step};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -50,19 +53,14 @@ struct StepReport {
     name: &'static str,
     counts: Counts,
     wall: Duration,
-    /// Unknown where another step ran at the same time: the kernel counts for all children together.
-    cpu: Option<Duration>,
+    /// Of its commands.
+    cpu: Duration,
 }
 
 impl StepReport {
     /// Judges a step that has ended, and says how it went.
-    fn new(
-        step: &Step,
-        mut counts: Counts,
-        wall: Duration,
-        cpu: Option<Duration>,
-        ci: bool,
-    ) -> StepReport {
+    fn new(step: &Step, outcome: Outcome, wall: Duration, ci: bool) -> StepReport {
+        let Outcome { mut counts, cpu } = outcome;
         if ci {
             counts.skips_that_fail();
         }
@@ -89,32 +87,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn run_steps(steps: &[Step], times: u64, verbose: bool) -> Result<(), Failure> {
     let ci = std::env::var("CI").as_deref() == Ok("true");
-    let (begun, cpu) = (Instant::now(), runner::children_cpu());
+    let begun = Instant::now();
     let mut reports = std::thread::scope(|scope| {
-        let background = Background::new(scope, ci);
+        let background = Background::new(scope, verbose, ci);
         let mut reports = Vec::new();
         for step in steps {
-            let alone = background.is_idle();
             println!("\n== {}: {}", step.name, step.what);
-            let (begun, cpu) = (Instant::now(), runner::children_cpu());
-            let counts = match (step.run)(times) {
-                Kind::Inside(counts) => counts,
-                Kind::Commands(commands) if step.background => {
+            let begun = Instant::now();
+            let outcome = match (step.run)(times) {
+                Kind::Inside(counts) => Outcome {
+                    counts,
+                    ..Outcome::default()
+                },
+                Kind::Commands(commands) if step.lane != Lane::Front => {
                     background.start(step, commands);
                     continue;
                 }
                 Kind::Commands(commands) => runner::run(step, commands, verbose, ci)?,
             };
-            let used = runner::children_cpu().saturating_sub(cpu);
-            let cpu = (alone && background.is_idle()).then_some(used);
-            reports.push(StepReport::new(step, counts, begun.elapsed(), cpu, ci));
+            reports.push(StepReport::new(step, outcome, begun.elapsed(), ci));
         }
         reports.extend(background.finish()?);
         Ok::<_, Failure>(reports)
     })?;
     reports.sort_by_key(|report| steps.iter().position(|step| step.name == report.name));
-    let cpu = runner::children_cpu().saturating_sub(cpu);
-    summary(&reports, begun.elapsed(), cpu)
+    summary(&reports, begun.elapsed())
 }
 
 /// The steps that were asked for.
@@ -145,8 +142,8 @@ fn seconds(time: Duration) -> String {
 }
 
 /// Prints the table, what was skipped and what failed, and the closing line.
-fn summary(reports: &[StepReport], wall: Duration, cpu: Duration) -> Result<(), Failure> {
-    let mut total = Counts::default();
+fn summary(reports: &[StepReport], wall: Duration) -> Result<(), Failure> {
+    let (mut total, mut cpu) = (Counts::default(), Duration::ZERO);
     println!(
         "\n{:16} {:>7} {:>7} {:>8} {:>10} {:>12}",
         "step", "passed", "failed", "skipped", "time", "processor"
@@ -159,9 +156,10 @@ fn summary(reports: &[StepReport], wall: Duration, cpu: Duration) -> Result<(), 
             step.counts.failed.len(),
             step.counts.skipped.len(),
             seconds(step.wall),
-            step.cpu.map_or_else(|| "beside".to_owned(), seconds)
+            seconds(step.cpu)
         );
         total.add(&step.counts);
+        cpu += step.cpu;
     }
     println!("{:41} {:>10} {:>12}", "", seconds(wall), seconds(cpu));
     for skip in &total.skipped {

@@ -1,20 +1,29 @@
 //! Runs a step's commands: streams what matters, keeps all of it in a log, ends what hangs.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::count::{Counts, NO_GUESTS, Reader};
-use super::step::{Output, Step};
+use super::step::{Lane, Output, Step};
 use crate::{Failure, process, vm, workspace};
 
 /// Lines of a failed command's output that are printed again.
 const TAIL_LINES: usize = 60;
+
+/// What a step's commands came to.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) counts: Counts,
+    /// Processor time of the commands and of what they waited for: unlike the time on the wall it does not
+    /// grow when others use the machine.
+    pub(super) cpu: Duration,
+}
 
 /// Runs the commands one after the other and counts what came out.
 pub(super) fn run(
@@ -22,23 +31,25 @@ pub(super) fn run(
     commands: Vec<Command>,
     verbose: bool,
     ci: bool,
-) -> Result<Counts, Failure> {
+) -> Result<Outcome, Failure> {
     let directory = workspace::target().join("xtask");
     std::fs::create_dir_all(&directory)?;
     let mut log = File::create(directory.join(format!("{}.log", step.name)))?;
     let until = Instant::now() + step.limit;
-    let mut counts = Counts::default();
-    for mut command in commands {
+    let Outcome {
+        mut counts,
+        mut cpu,
+    } = Outcome::default();
+    for command in commands {
         let what = process::command_line(&command);
         // Lines of the background stand between those of the steps in front.
-        let margin = if step.background {
-            format!("{} | ", step.name)
-        } else {
-            String::new()
+        let margin = match step.lane {
+            Lane::Front => String::new(),
+            _ => format!("{} | ", step.name),
         };
         println!("{margin}$ {what}");
         writeln!(log, "$ {what}")?;
-        let mut watched = RunningCommand::start(&mut command, &what, ci)?;
+        let mut watched = RunningCommand::start(&mut at_niceness(&command, step.lane), &what, ci)?;
         let mut reader = Reader::default();
         let mut tail = Vec::new();
         let ended = watched.follow(until, |line| {
@@ -56,6 +67,7 @@ pub(super) fn run(
                 println!("{margin}{line}");
             }
         })?;
+        cpu += watched.cpu;
         let ok = ended.is_some_and(|status| status.success());
         if !ok && matches!(step.output, Output::Log) {
             tail.iter().for_each(|line| println!("{margin}    {line}"));
@@ -71,7 +83,24 @@ pub(super) fn run(
         };
         counts.add(&verdict(step, reader, ok, &what));
     }
-    Ok(counts)
+    Ok(Outcome { counts, cpu })
+}
+
+/// The same command at the niceness of a lane.
+fn at_niceness(command: &Command, lane: Lane) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", &lane.niceness().to_string(), "--"]);
+    nice.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        nice.current_dir(directory);
+    }
+    nice
 }
 
 fn status_is(ended: Option<ExitStatus>, code: u8) -> bool {
@@ -113,11 +142,13 @@ struct RunningCommand {
     /// It leads a process group of its own, which can be ended as a whole. Not at a terminal:
     /// there, ^C must reach everything.
     leads: bool,
+    /// Known once it has ended.
+    cpu: Duration,
 }
 
 impl RunningCommand {
     fn start(command: &mut Command, what: &str, ci: bool) -> Result<RunningCommand, Failure> {
-        let (output, input) = std::io::pipe()?;
+        let (output, input) = io::pipe()?;
         command.stdin(std::process::Stdio::null());
         command.stdout(input.try_clone()?).stderr(input);
         if ci {
@@ -149,6 +180,7 @@ impl RunningCommand {
             child,
             lines,
             leads: ci,
+            cpu: Duration::ZERO,
         })
     }
 
@@ -164,21 +196,37 @@ impl RunningCommand {
                     each(&line);
                     continue;
                 }
-                Err(RecvTimeoutError::Disconnected) => return Ok(Some(self.child.wait()?)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Some(self.wait()?)),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if Instant::now() > until {
                 self.end();
-                self.child.wait()?;
+                self.wait()?;
                 self.lines.try_iter().for_each(|line| each(&line));
                 return Ok(None);
             }
             // Something it left behind may hold the pipe: its own end counts.
-            if let Some(status) = self.child.try_wait()? {
+            if self.has_ended(WaitIdOptions::NOHANG)? {
+                let status = self.wait()?;
                 self.lines.try_iter().for_each(|line| each(&line));
                 return Ok(Some(status));
             }
         }
+    }
+
+    /// Whether it has ended; its status and times stay to be read.
+    fn has_ended(&self, options: WaitIdOptions) -> io::Result<bool> {
+        let child = WaitId::Pid(Pid::from_child(&self.child));
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | options;
+        let ended = rustix::io::retry_on_intr(|| rustix::process::waitid(child.clone(), options))?;
+        Ok(ended.is_some())
+    }
+
+    /// Waits for its end, and notes what it took.
+    fn wait(&mut self) -> io::Result<ExitStatus> {
+        self.has_ended(WaitIdOptions::empty())?;
+        self.cpu = cpu_time(self.child.id());
+        self.child.wait()
     }
 
     fn end(&mut self) {
@@ -194,16 +242,15 @@ impl RunningCommand {
     }
 }
 
-/// Processor time of all commands that have ended: unlike the time on the wall it does not grow
-/// when others use the machine.
-pub(super) fn children_cpu() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // After the name in parentheses; fields 16 and 17 of the whole line, in hundredths.
+/// Processor time of a process and of those that it has waited for.
+fn cpu_time(process: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // After the name in parentheses; fields 14 to 17 of the whole line, in hundredths.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let ticks: u64 = fields
         .split_whitespace()
-        .skip(13)
-        .take(2)
+        .skip(11)
+        .take(4)
         .filter_map(|field| field.parse::<u64>().ok())
         .sum();
     Duration::from_millis(10 * ticks)
@@ -219,14 +266,16 @@ mod tests {
             name: "selftest",
             what: "",
             quick: true,
-            background: false,
+            lane: Lane::Front,
+            after: None,
             output,
             limit,
             run: Box::new(|_| Kind::Inside(Counts::default())),
         };
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        run(&step, vec![command], false, true).unwrap()
+        let outcome = run(&step, vec![command], false, true).unwrap();
+        outcome.counts
     }
 
     #[test]

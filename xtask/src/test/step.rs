@@ -28,6 +28,49 @@ pub(super) enum Kind {
     Commands(Vec<Command>),
 }
 
+impl Kind {
+    /// What could be made of commands, or that the step failed because they could not be.
+    pub(super) fn from_commands(
+        step: &str,
+        commands: Result<Vec<Command>, crate::Failure>,
+    ) -> Kind {
+        match commands {
+            Ok(commands) => Kind::Commands(commands),
+            Err(error) => Kind::Inside(Counts {
+                failed: vec![format!("{step}: {error}")],
+                ..Counts::default()
+            }),
+        }
+    }
+}
+
+/// What a step runs beside: the steps of a lane run one after the other, lanes side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// What calls cargo on the directory of the tests' build, which is locked meanwhile.
+    Front,
+    /// Test programs of this machine. They wait more than they compute, and have deadlines.
+    Programs,
+    /// Virtual machines.
+    Guests,
+    /// Builds in directories of their own, which take what processor time the others leave.
+    Builds,
+}
+
+impl Lane {
+    /// Lanes that run behind the front.
+    pub(super) const BACKGROUND: [Lane; 3] = [Lane::Programs, Lane::Guests, Lane::Builds];
+
+    /// Who waits for others gets the processor at once when it has something to do.
+    pub(super) fn niceness(self) -> u32 {
+        match self {
+            Lane::Programs => 0,
+            Lane::Front | Lane::Guests => 5,
+            Lane::Builds => 19,
+        }
+    }
+}
+
 /// One step of `cargo xtask test`.
 pub(super) struct Step {
     pub(super) name: &'static str,
@@ -35,11 +78,13 @@ pub(super) struct Step {
     /// Part of the inner loop.
     pub(super) quick: bool,
     pub(super) output: Output,
-    /// It waits more than it computes: once built it runs beside the steps behind it.
-    pub(super) background: bool,
+    pub(super) lane: Lane,
+    /// The step of another lane that must have ended before, if it is run at all.
+    pub(super) after: Option<&'static str>,
     /// What still runs then hangs.
     pub(super) limit: Duration,
-    /// Takes how many times longer than usual what is bounded by time should run.
+    /// Takes how many times longer than usual what is bounded by time should run. It is called in front, so
+    /// what it builds is built there.
     pub(super) run: Box<dyn Fn(u64) -> Kind + Send + Sync>,
 }
 
