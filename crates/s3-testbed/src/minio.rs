@@ -36,10 +36,11 @@ impl MinioConfig {
             println!("skipped: MinIO is not here (cargo xtask test minio builds and uses it)");
             return None;
         };
+        let key = |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
         Some(MinioConfig {
             program,
-            access_key: std::env::var("AWS_ACCESS_KEY_ID").ok()?,
-            secret_key: std::env::var("AWS_SECRET_ACCESS_KEY").ok()?,
+            access_key: key("AWS_ACCESS_KEY_ID"),
+            secret_key: key("AWS_SECRET_ACCESS_KEY"),
             data: None,
         })
     }

@@ -290,6 +290,9 @@ impl Connection<'_> {
         }
         let end = head.answer_end(request.method());
         let cut = match (fault, end) {
+            // Nothing to cut. To close the connection behind it would break the client's next request,
+            // which may be on it already.
+            (Some(Fault::CutAnswer), BodyEnd::Length(0)) => None,
             (Some(Fault::CutAnswer), BodyEnd::Length(length)) => Some(length / 2),
             (Some(Fault::CutAnswer), _) => Some(1),
             _ => None,
@@ -340,5 +343,39 @@ impl Connection<'_> {
             read: None,
         });
         Ok(After::Ends)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// What a store answers to a HEAD: a length, and no body of it.
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n";
+
+    #[test]
+    fn an_answer_without_a_body_is_not_cut_and_its_connection_goes_on() {
+        let store = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = store.local_addr().unwrap();
+        let answering = spawn(move || {
+            let (mut connection, _) = store.accept().unwrap();
+            let mut requests = BufReader::new(connection.try_clone().unwrap());
+            while let Ok(Some(_)) = Head::read(&mut requests) {
+                connection.write_all(ANSWER).unwrap();
+            }
+        });
+        let proxy = Proxy::start(address).unwrap();
+        proxy.set_faults(&[FaultRule::always(Fault::CutAnswer)]);
+        let mut client = TcpStream::connect(proxy.address).unwrap();
+        for _ in 0..2 {
+            client.write_all(b"HEAD /b/k HTTP/1.1\r\n\r\n").unwrap();
+            let mut answer = [0; ANSWER.len()];
+            client.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, ANSWER);
+        }
+        drop((client, proxy));
+        answering.join().unwrap();
     }
 }
