@@ -44,7 +44,10 @@ fn a_deleted_volume_is_had_back_with_its_snapshots_under_its_name_or_another() {
     with_snapshot(&world, &server);
     let id = world.show(&server, "demo")["id"].clone();
     // It is open here: everything is stored first.
-    world.expect_success(&server, &["volume", "delete", "demo"]);
+    let deleted = world.run(&server, &["volume", "delete", "demo"]);
+    assert!(deleted.status.success() && deleted.stdout.is_empty());
+    let said = message(&deleted);
+    assert!(said.contains("`firn trash restore demo`"), "{said}");
     let said = world.expect_failure(&server, &["volume", "show", "demo"]);
     assert!(said.contains("no volume named demo"), "{said}");
     let found = trash(&world, &server);

@@ -66,6 +66,16 @@ pub(crate) fn table_text(heading: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// A number of seconds in its largest unit, of which there are at least two.
+pub(crate) fn rounded_time(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}min", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
 /// Bytes as they are.
 pub(crate) fn raw(bytes: &[u8]) -> Result<()> {
     match io::stdout().lock().write_all(bytes) {

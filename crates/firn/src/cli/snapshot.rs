@@ -63,17 +63,12 @@ fn split(name: &str) -> (&str, &str) {
     name.split_once('@').unwrap_or((name, ""))
 }
 
-/// In its largest unit.
+/// How long ago that was.
 fn age_of(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_s = now.map_or(0, |now| now.as_secs());
     let age_s = now_s.saturating_sub(unix_ms / 1000);
-    match age_s {
-        0..120 => format!("{age_s}s"),
-        120..7_200 => format!("{}min", age_s / 60),
-        7_200..172_800 => format!("{}h", age_s / 3600),
-        _ => format!("{}d", age_s / 86_400),
-    }
+    output::rounded_time(age_s)
 }
 
 fn print_list(list: &SnapshotList) -> Result<()> {

@@ -49,14 +49,22 @@ fn trash_path(which: &str) -> String {
 
 /// Moves a volume to the trash, or deletes it for good.
 pub(super) fn delete(client: &Client, args: &DeleteArgs) -> Result<()> {
-    let path = volume_path(&args.name);
-    let path = match args.is_for_good()? {
-        true => format!("{path}?now=true"),
-        false => path,
+    let name = &args.name;
+    let is_for_good = args.is_for_good()?;
+    let path = match is_for_good {
+        true => for_good(name),
+        false => volume_path(name),
     };
     client
         .delete(&path)
-        .map_err(|failure| similar_name::suggest(client, &args.name, failure))
+        .map_err(|failure| similar_name::suggest(client, name, failure))?;
+    if !is_for_good {
+        eprintln!(
+            "firn: {name} is in the trash with its snapshots: `firn trash list` says for how long, \
+             `firn trash restore {name}` brings it back"
+        );
+    }
+    Ok(())
 }
 
 /// The path by which what a command made for itself is deleted: it is nobody's to have back.
@@ -89,10 +97,7 @@ fn time_left(until_unix_ms: u64) -> String {
     let now_s = now.map_or(0, |now| now.as_secs());
     match (until_unix_ms / 1000).saturating_sub(now_s) {
         0 => "until the next pass of gc".to_owned(),
-        left @ 1..120 => format!("{left}s"),
-        left @ 120..7_200 => format!("{}min", left / 60),
-        left @ 7_200..172_800 => format!("{}h", left / 3600),
-        left => format!("{}d", left / 86_400),
+        left => output::rounded_time(left),
     }
 }
 
