@@ -123,15 +123,7 @@ fn a_flood_loses_nothing_on_a_completion_queue_that_is_far_too_small() {
             seen[token as usize] += 1;
         }
         assert!(seen.iter().all(|&times| times == 1), "round {round}");
-        probe.submit(
-            0,
-            Op::Recv {
-                file,
-                buf: buf(10, 0),
-                at: 0,
-                exact: false,
-            },
-        );
+        probe.submit(0, recv(file, 10));
         assert!(matches!(probe.completion(0), Completion::Recv(_, Ok(1))));
     }
     assert_eq!(probe.run(|cx| cx.stats().ops_in_flight), 0);

@@ -1,15 +1,17 @@
-//! CommandDriver, their memory and buffer slots: on a double that decides when the kernel takes what
-//! was begun and when it answers, and on this host's ring.
+//! Operations and driver commands from begin to delivery, on a double that decides when the kernel takes
+//! what was begun and when it answers.
 
 use std::cell::RefCell;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+mod buffer_slots;
+mod buffers;
+
 use super::*;
-use crate::aligned::NO_MEMORY;
 use crate::call::{Call, CallTarget, CommandCall};
-use crate::driver::{Uring, wake_fd};
+use crate::driver::wake_fd;
 use crate::memory::memfd;
 
 /// What the fake driver was asked, and what it is to answer.
@@ -113,130 +115,6 @@ fn next(core: &mut Core) -> Option<(Token, Completion)> {
 /// The key of the last call that was begun.
 fn last_begun(kernel: &RefCell<Kernel>) -> OpId {
     OpId(kernel.borrow().started.last().expect("nothing was begun").0)
-}
-
-#[test]
-fn a_buffer_held_until_taken_is_freed_by_the_enter_that_took_its_command_and_by_no_other() {
-    let (mut core, kernel, source, file) = world();
-    kernel.borrow_mut().takes = false;
-    let buf = lend(&core);
-    core.hold_until_submitted(buf);
-    core.arm(source, 1, command(file));
-    let op = last_begun(&kernel);
-    enter(&mut core);
-    assert_eq!(core.pool().stats().lent, 4096, "the kernel has not read it");
-    kernel.borrow_mut().takes = true;
-    enter(&mut core);
-    assert_eq!(core.pool().stats().lent, 0);
-    assert_eq!(
-        core.stats().armed_commands,
-        1,
-        "the command goes on without it"
-    );
-    let end = answer(&mut core, &kernel, op, 3);
-    assert!(matches!(end, Completion::ArmedCommand(1, 3)));
-    assert_eq!(core.stats().armed_commands, 0);
-}
-
-#[test]
-fn a_command_begun_by_the_results_of_an_enter_was_not_taken_by_it() {
-    let (mut core, kernel, source, file) = world();
-    let read = Op::Read {
-        file,
-        offset: 0,
-        buf: Buf::allocate(4096).unwrap(),
-    };
-    let read = core.submit(source, Token(1), read);
-    enter(&mut core);
-    let buf = lend(&core);
-    core.hold_until_submitted(buf);
-    core.submit(source, Token(2), Op::Command(command(file)));
-    // The short read is continued, which queues a call behind that enter.
-    kernel.borrow_mut().results.push((read.0, 100));
-    enter(&mut core);
-    assert_eq!(core.pool().stats().lent, 0, "what was before it is taken");
-    let buf = lend(&core);
-    core.hold_until_submitted(buf);
-    core.submit(source, Token(3), Op::Command(command(file)));
-    assert_eq!(core.pool().stats().lent, 4096);
-}
-
-#[test]
-fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
-    let (mut core, _kernel, source, file) = world();
-    let all = core.pool().take(1 << 20, BufferPurpose::Fresh).unwrap();
-    core.hold_until_submitted(all);
-    core.arm(source, 1, command(file));
-    assert!(!core.enter_frees_buffers(), "no source waits");
-    assert!(
-        core.request_buffer(source, Token(2), 4096, BufferPurpose::Fresh)
-            .is_none()
-    );
-    assert!(core.enter_frees_buffers());
-    enter(&mut core);
-    core.grant_buffers();
-    let (token, granted) = next(&mut core).expect("the buffer that was waited for");
-    assert!(token == Token(2) && matches!(granted, Completion::Buffer(_)));
-}
-
-#[test]
-fn a_source_that_waits_for_its_own_buffers_is_waited_for_by_no_other() {
-    let (mut core, _kernel, parked, _file) = world();
-    let other = core.attach(|_| Idle);
-    let mut ask =
-        |source, token| core.request_buffer(source, Token(token), 128 << 10, BufferPurpose::Held);
-    let held: Vec<_> = (0..9).map_while(|token| ask(parked, token)).collect();
-    assert_eq!(held.len(), 2, "half of what may be held; the third waits");
-    let own = ask(other, 4).expect("it has none");
-    assert!(ask(other, 5).is_none());
-    assert!(ask(other, 6).is_none());
-    core.grant_buffers();
-    assert!(next(&mut core).is_none());
-    drop(own);
-    core.grant_buffers();
-    let (token, granted) = next(&mut core).expect("its own came back");
-    assert_eq!(token, Token(5), "in the order of asking");
-    core.grant_buffers();
-    assert!(next(&mut core).is_none());
-    drop((held, granted));
-    core.grant_buffers();
-    let mut rest = [next(&mut core), next(&mut core)].map(|one| one.unwrap().0.0);
-    rest.sort_unstable();
-    assert_eq!(rest, [2, 6]);
-    assert!(!core.has_buffer_waiters());
-}
-
-#[test]
-fn who_waits_while_the_system_has_no_memory_is_looked_after_again_soon() {
-    let (mut core, _kernel, source, _file) = world();
-    NO_MEMORY.set(true);
-    for need in [BufferPurpose::Fresh, BufferPurpose::Held] {
-        assert!(core.request_buffer(source, Token(1), 4096, need).is_none());
-    }
-    core.grant_buffers();
-    assert!(core.buffer_retry_delay().is_some());
-    NO_MEMORY.set(false);
-    core.grant_buffers();
-    assert!(next(&mut core).is_some() && next(&mut core).is_some());
-    assert!(core.buffer_retry_delay().is_none());
-}
-
-#[test]
-fn an_enter_that_frees_memory_of_another_pool_does_not_wait() {
-    let (mut core, _kernel, source, file) = world();
-    let other = BufferPool::new(1 << 20, 4096).unwrap();
-    for (buf, frees) in [
-        (lend(&core), false),
-        (Buf::allocate(4096).unwrap(), false),
-        (other.take(4096, BufferPurpose::Fresh).unwrap(), true),
-    ] {
-        core.hold_until_submitted(buf);
-        core.arm(source, 1, command(file));
-        assert_eq!(core.enter_frees_buffers(), frees);
-        enter(&mut core);
-        assert!(!core.enter_frees_buffers());
-    }
-    assert_eq!(other.stats().lent, 0);
 }
 
 #[test]
@@ -453,153 +331,6 @@ fn for_a_source_and_a_file_without_operations_nothing_is_looked_for() {
     assert!(core.files.target(own).is_none(), "its file is closed");
     assert_eq!(core.ops.scans.get(), 0);
     assert!(core.find_source(source).is_some());
-}
-
-#[test]
-fn closing_hands_out_what_the_kernel_has_not_taken_instead_of_freeing_it() {
-    let (mut core, kernel, source, file) = world();
-    kernel.borrow_mut().takes = false;
-    let buf = lend(&core);
-    core.hold_until_submitted(buf);
-    core.arm(source, 1, command(file));
-    enter(&mut core);
-    let (memory, rest) = core.close_ring();
-    assert_eq!(memory.len(), 1);
-    drop(rest);
-}
-
-#[test]
-fn a_source_that_is_gone_leaves_its_buffer_slots() {
-    let (mut core, _kernel, source, _file) = world();
-    assert!(
-        core.take_buffer_slots(1).is_none(),
-        "the table was not enabled"
-    );
-    core.enable_buffer_slots().unwrap();
-    core.enable_buffer_slots().unwrap();
-    let all = core.stats().free_buffer_slots;
-    core.take_buffer_slots_for(source, 100).unwrap();
-    let unowned = core.take_buffer_slots(10).unwrap();
-    assert_eq!(core.stats().free_buffer_slots, all - 110);
-    core.detach(source);
-    assert!(core.release_source(source));
-    assert_eq!(core.stats().free_buffer_slots, all - 10);
-    core.release_buffer_slots(&unowned);
-    assert_eq!(core.stats().free_buffer_slots, all);
-}
-
-/// A mapping at an address that fits into 32 bits: for memory of this process, unlike for a
-/// driver's, the position in a slot is the address.
-struct LowMemory {
-    start: *mut libc::c_void,
-}
-
-const LOW_BYTES: usize = 1 << 20;
-
-impl LowMemory {
-    fn map() -> LowMemory {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        for place in 0x1000..0x2000_usize {
-            let wanted = std::ptr::without_provenance_mut(place << 16);
-            // SAFETY: a mapping that replaces none touches no memory of ours.
-            let start = unsafe { libc::mmap(wanted, LOW_BYTES, protection, flags, -1, 0) };
-            if start == wanted {
-                return LowMemory { start };
-            }
-        }
-        panic!("no room below 4 GiB");
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: mapped above with that length; only one borrow at a time, by `&mut self`.
-        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), LOW_BYTES) }
-    }
-}
-
-impl Drop for LowMemory {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `map`; no borrow is left.
-        unsafe { libc::munmap(self.start, LOW_BYTES) };
-    }
-}
-
-fn wait_for(core: &mut Core) -> Completion {
-    let until = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some((_, completion)) = next(core) {
-            return completion;
-        }
-        assert!(Instant::now() < until, "no completion came");
-        core.submit_and_wait(Some(Duration::from_secs(1))).unwrap();
-    }
-}
-
-#[test]
-fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
-    let mut memory = LowMemory::map();
-    let mut ring = match Uring::new(8, 64, wake_fd().unwrap()) {
-        Ok(ring) => ring,
-        Err(error) => return println!("skipped: io_uring: {error}"),
-    };
-    if let Err(error) = ring.register_buffer_slots(BufferSlots::COUNT) {
-        return println!("skipped: a table of buffer slots: {error}");
-    }
-    let iovec = libc::iovec {
-        iov_base: memory.start,
-        iov_len: LOW_BYTES,
-    };
-    // SAFETY: the mapping outlives the ring, and is looked at only between operations.
-    unsafe { ring.fill_slot(5, iovec) }.unwrap();
-    let at = memory.start as u32;
-    let mut core = core_with_driver(AnyDriver::Uring(ring));
-    let source = core.attach(|_| Idle);
-    let file = memfd(c"disk", 300_000).unwrap();
-    assert!(file.as_raw_fd() >= 0);
-    let file = core.register(file);
-    memory.bytes()[..100_000].fill(3);
-    let write = |at, len, slot| Op::WriteFixed {
-        file,
-        offset: 200_000,
-        slot,
-        at,
-        len,
-    };
-    let read = |offset, slot| Op::ReadFixed {
-        file,
-        offset,
-        slot,
-        at: at + 500_000,
-        len: 100_000,
-    };
-    core.submit(source, Token(0), write(at, 100_000, 5));
-    assert!(matches!(wait_for(&mut core), Completion::Fixed(Ok(()))));
-    core.submit(source, Token(0), read(200_000, 5));
-    assert!(matches!(wait_for(&mut core), Completion::Fixed(Ok(()))));
-    let seen = &memory.bytes()[500_000..];
-    assert!(seen[..100_000].iter().all(|&byte| byte == 3) && seen[100_000] == 0);
-    core.submit(source, Token(0), write(at, 0, 5));
-    assert!(matches!(wait_for(&mut core), Completion::Fixed(Ok(()))));
-
-    // Beyond the file's end, beyond the slot's memory, a slot with nothing in it, no such slot.
-    let refused = [
-        (read(250_000, 5), None),
-        (
-            write(at + LOW_BYTES as u32 - 10, 100, 5),
-            Some(libc::EFAULT),
-        ),
-        (write(at, 100, 6), Some(libc::EFAULT)),
-        (write(at, 100, u16::MAX), Some(libc::EFAULT)),
-    ];
-    for (op, errno) in refused {
-        core.submit(source, Token(0), op);
-        let Completion::Fixed(Err(error)) = wait_for(&mut core) else {
-            panic!("taken for success")
-        };
-        assert_eq!(error.raw_os_error(), errno);
-    }
-    core.close(file);
-    drop(core);
 }
 
 #[test]

@@ -86,9 +86,13 @@ fn deliver_armed(source: &mut dyn Source, cx: &mut Cx<'_>) {
 mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
+    use std::time::Duration;
 
     use super::*;
+    use crate::buf::Buf;
+    use crate::core::Core;
     use crate::core::tests::{Kernel, command, world};
+    use crate::memory::memfd;
     use crate::op::Op;
 
     type Log = Rc<RefCell<Vec<String>>>;
@@ -103,6 +107,15 @@ mod tests {
     }
 
     impl Recorder {
+        fn new(name: &'static str, log: &Log) -> Recorder {
+            Recorder {
+                name,
+                takes_armed: true,
+                log: Rc::clone(log),
+                then: None,
+            }
+        }
+
         fn record(&mut self, cx: &mut Cx<'_>, what: &str) {
             self.log.borrow_mut().push(format!("{}: {what}", self.name));
             if let Some(then) = self.then.take() {
@@ -132,22 +145,27 @@ mod tests {
         }
     }
 
-    fn key(kernel: &RefCell<Kernel>, at: usize) -> u64 {
-        kernel.borrow().started[at].0
+    /// Ends the calls that were begun first, second and so on with these results, and delivers them.
+    fn deliver(mut core: Core, kernel: &RefCell<Kernel>, results: &[i32]) -> EventLoop {
+        let mut state = kernel.borrow_mut();
+        let keys: Vec<u64> = state.started.iter().map(|(key, _)| *key).collect();
+        state
+            .results
+            .extend(keys.into_iter().zip(results.iter().copied()));
+        drop(state);
+        core.submit_and_wait(Some(Duration::ZERO)).unwrap();
+        let mut event_loop = EventLoop::new(core);
+        event_loop.insert_arrivals();
+        event_loop.deliver();
+        event_loop
     }
 
     #[test]
     fn an_armed_commands_end_behind_a_transfer_that_goes_on_is_told_as_such() {
         let (mut core, kernel, _, file) = world();
         let log = Log::default();
-        let recorder = Recorder {
-            name: "it",
-            takes_armed: true,
-            log: Rc::clone(&log),
-            then: None,
-        };
-        let source = core.attach(|_| recorder);
-        let buf = crate::buf::Buf::allocate(4096).unwrap();
+        let source = core.attach(|_| Recorder::new("it", &log));
+        let buf = Buf::allocate(4096).unwrap();
         let read = Op::Read {
             file,
             offset: 0,
@@ -156,14 +174,7 @@ mod tests {
         core.submit(source, Token(1), read);
         core.arm(source, 5, command(file));
         core.arm(source, 6, command(file));
-        let ends = [(0, 512), (1, 0), (2, -19)];
-        let ends = ends.map(|(at, raw)| (key(&kernel, at), raw));
-        kernel.borrow_mut().results.extend(ends);
-        core.submit_and_wait(Some(std::time::Duration::ZERO))
-            .unwrap();
-        let mut event_loop = EventLoop::new(core);
-        event_loop.insert_arrivals();
-        event_loop.deliver();
+        let event_loop = deliver(core, &kernel, &[512, 0, -19]);
         assert_eq!(*log.borrow(), ["it: 5 armed, 0", "it: 6 armed, -19"]);
         assert_eq!(kernel.borrow().started.len(), 4, "the read goes on");
         let stats = event_loop.core.stats();
@@ -174,22 +185,13 @@ mod tests {
     fn no_end_is_lost_to_a_source_that_does_not_ask() {
         let (mut core, kernel, _, file) = world();
         let log = Log::default();
-        let recorder = Recorder {
-            name: "it",
+        let source = core.attach(|_| Recorder {
             takes_armed: false,
-            log: Rc::clone(&log),
-            then: None,
-        };
-        let source = core.attach(|_| recorder);
+            ..Recorder::new("it", &log)
+        });
         core.arm(source, 5, command(file));
         core.arm(source, 6, command(file));
-        let ends = [(key(&kernel, 0), 0), (key(&kernel, 1), -19)];
-        kernel.borrow_mut().results.extend(ends);
-        core.submit_and_wait(Some(std::time::Duration::ZERO))
-            .unwrap();
-        let mut event_loop = EventLoop::new(core);
-        event_loop.insert_arrivals();
-        event_loop.deliver();
+        let event_loop = deliver(core, &kernel, &[0, -19]);
         assert_eq!(
             *log.borrow(),
             ["it: 5 in the wrong way, 0", "it: 6 in the wrong way, -19"]
@@ -201,34 +203,20 @@ mod tests {
     fn what_is_refused_to_a_source_on_its_way_in_is_told_to_it() {
         let (mut core, kernel, _, file) = world();
         let log = Log::default();
-        let recorder = Recorder {
-            name: "first",
-            takes_armed: true,
-            log: Rc::clone(&log),
+        let source = core.attach(|_| Recorder {
             then: Some(|cx, log| {
-                let closed = cx.register(crate::memory::memfd(c"closed", 4096).unwrap());
+                let closed = cx.register(memfd(c"closed", 4096).unwrap());
                 cx.close(closed);
                 cx.attach(|cx| {
                     cx.submit(Token(1), Op::Command(command(closed)));
                     cx.arm(9, command(closed));
-                    Recorder {
-                        name: "second",
-                        takes_armed: true,
-                        log,
-                        then: None,
-                    }
+                    Recorder::new("second", &log)
                 });
             }),
-        };
-        let source = core.attach(|_| recorder);
+            ..Recorder::new("first", &log)
+        });
         core.arm(source, 5, command(file));
-        let ends = [(key(&kernel, 0), 0)];
-        kernel.borrow_mut().results.extend(ends);
-        core.submit_and_wait(Some(std::time::Duration::ZERO))
-            .unwrap();
-        let mut event_loop = EventLoop::new(core);
-        event_loop.insert_arrivals();
-        event_loop.deliver();
+        let event_loop = deliver(core, &kernel, &[0]);
         let expected = [
             "first: 5 armed, 0",
             "second: a command, -9",

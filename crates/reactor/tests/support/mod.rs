@@ -8,6 +8,7 @@
 )]
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::Waker;
 use std::time::Duration;
@@ -45,6 +46,15 @@ pub fn start(kind: BackendKind) -> Reactor {
     let reactor = Reactor::start(config).unwrap();
     assert_eq!(reactor.backend(), kind);
     reactor
+}
+
+/// A reactor for each driver this host can run, with a probe that detaches when it is to stop.
+pub fn each_driver() -> impl Iterator<Item = (Reactor, Remote)> {
+    backends().into_iter().map(|kind| {
+        let reactor = start(kind);
+        let probe = Remote::attach(&reactor, false);
+        (reactor, probe)
+    })
 }
 
 #[derive(Debug)]
@@ -139,6 +149,12 @@ impl Remote {
         self.run(move |cx| cx.register(fd))
     }
 
+    /// A connected pair of sockets, of which the probe's reactor has the second.
+    pub fn socket_pair(&self) -> (UnixStream, FileIndex) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (ours, self.register(theirs))
+    }
+
     pub fn submit(&self, token: u64, op: Op) {
         self.run(move |cx| cx.submit(Token(token), op));
     }
@@ -163,4 +179,38 @@ pub fn buf(len: usize, byte: u8) -> Buf {
     let mut buf = Buf::allocate(len).unwrap();
     buf.fill(byte);
     buf
+}
+
+pub fn write(file: FileIndex, offset: u64, buf: Buf) -> Op {
+    Op::Write { file, offset, buf }
+}
+
+pub fn read(file: FileIndex, offset: u64, len: usize) -> Op {
+    let buf = buf(len, 0);
+    Op::Read { file, offset, buf }
+}
+
+/// Receives what there is, up to `len` bytes.
+pub fn recv(file: FileIndex, len: usize) -> Op {
+    Op::Recv {
+        file,
+        buf: buf(len, 0),
+        at: 0,
+        exact: false,
+    }
+}
+
+/// Receives `len` bytes.
+pub fn recv_exact(file: FileIndex, len: usize) -> Op {
+    Op::Recv {
+        file,
+        buf: buf(len, 0),
+        at: 0,
+        exact: true,
+    }
+}
+
+pub fn timeout_ms(ms: u64) -> Op {
+    let after = Duration::from_millis(ms);
+    Op::Timeout { after }
 }
