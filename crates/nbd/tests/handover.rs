@@ -85,10 +85,7 @@ fn requests_under_way_at_any_byte_are_answered_once_by_one_of_two_servers_that_t
             slow_sync: true,
             ..Faults::NONE
         };
-        let world = World::new(Setup {
-            faults,
-            ..Setup::new(kind)
-        });
+        let world = World::new(Setup::new(kind).with_faults(faults));
         let engine = Engine::start(&world.disk);
         let second = world.successor(true);
         let clients: Vec<UnixStream> = (0..3)
@@ -263,10 +260,7 @@ fn a_hand_over_that_a_busy_connection_refuses_changes_nothing_for_any_client() {
 }
 
 fn client_with_parked_read(world: &World) -> Client {
-    world.disk.set_faults(Faults {
-        park_fetch: 1,
-        ..Faults::NONE
-    });
+    world.disk.set_faults(Faults::EVERY_FETCH_PARKS);
     let mut client = world.client();
     let begun = world.disk.begin_count();
     client.start(READ, 0, 1, 0, 512);

@@ -159,10 +159,7 @@ fn structured_and_extended_sessions_see_the_same_disk_whatever_the_engine_does()
     };
     for kind in backends() {
         for faults in [Faults::NONE, hard] {
-            let world = World::new(Setup {
-                faults,
-                ..Setup::new(kind)
-            });
+            let world = World::new(Setup::new(kind).with_faults(faults));
             let engine = Engine::start(&world.disk);
             for is_extended in [false, true] {
                 let mut client = ChunkClient::new(&world.unix, "disk", is_extended);

@@ -1,39 +1,37 @@
 //! A connection: a source on one reactor, from the greeting to the close.
 //!
 //! States: *handshake* (one option at a time, under a deadline), *opening* (the control thread
-//! makes the hardware queue, which may sleep), *serving*. DrainState has two steps: *draining* (no
-//! new requests, what is outstanding is answered) and *cut* (the socket is shut, parked requests
-//! end, and the connection leaves once no bytes move for it any more). A client that breaks the
-//! protocol is drained: its earlier requests are answered, then it is closed. `handover` has the other
-//! way to leave: the connection is drained and goes on elsewhere.
+//! makes the hardware queue, which may sleep), *serving*; `opening` has what comes before it serves. It ends
+//! in two steps: *draining* (no new requests, what is outstanding is answered) and *cut* (the socket is shut,
+//! parked requests end, and the connection detaches once no bytes move for it any more). A client that
+//! breaks the protocol is drained: its earlier requests are answered, then it is closed. `handover` has the
+//! other way to leave: the connection is drained and goes on elsewhere.
 //!
 //! Back-pressure: nothing is received while the client has as many requests or payload bytes
 //! outstanding as it may; a reply counts until the socket has taken it. Meanwhile the peer's end
 //! is watched for by itself.
 
 mod handover;
+mod opening;
 
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use blkmq::io::Backend;
 use reactor::{Buf, Completion, Cx, FileIndex, Op, OpId, Source, Token};
-use serve::{EngineOptions, RequestEngine};
+use serve::RequestEngine;
 
 use super::Shared;
-use super::export::{Export, Lookup};
+use super::export::Export;
 use super::intake::{Intake, PayloadState};
 use super::outbox::{Outbox, Weight};
 use super::registry::{Membership, Wakers};
-use super::tls::{ClientIdentity, TlsStream, TlsStreamError};
+use super::tls::ClientIdentity;
 use super::token;
 use super::transport::{ConnectionCx, EndedRequests, PendingRequest, weight};
-use crate::codec::{
-    ConnectionState, Decoder, Event, Handshake, Progress, Refusal, Request, Session, Violation,
-    wire,
-};
+use crate::codec::{ConnectionState, Decoder, Event, Handshake, Refusal, Request, Violation, wire};
 
 /// Keys of a connection's wakers.
 const KEY_RUN: u64 = 0;
@@ -240,61 +238,6 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    fn advance_handshake(&mut self, cx: &mut Cx<'_>) {
-        // One answer at a time: a client that does not read is not served on.
-        while self.ending == DrainState::No && self.outbox.is_idle() {
-            if std::mem::take(&mut self.tls_is_due) {
-                self.begin_tls();
-                continue;
-            }
-            let Phase::Handshake(handshake) = &mut self.phase else {
-                return;
-            };
-            let Some(input) = self.intake.unread(cx, self.socket) else {
-                return;
-            };
-            let mut answer = Vec::new();
-            let lookup = Lookup {
-                exports: &*self.shared.exports,
-                client: &self.identity,
-            };
-            let (consumed, progress) = handshake.receive(input, &lookup, &mut answer);
-            self.intake.consume(consumed);
-            self.outbox.push_bytes(&answer);
-            match progress {
-                Progress::NeedMore => {}
-                Progress::Close(reason) => {
-                    tracing::debug!(%reason, "handshake ended");
-                    self.drain();
-                }
-                Progress::StartTls => self.tls_is_due = true,
-                Progress::Transmission(export, session) => return self.open(cx, export, session),
-            }
-        }
-    }
-
-    fn begin_tls(&mut self) {
-        let Some(options) = &self.shared.options.tls else {
-            return self.drain();
-        };
-        let begun = TlsStream::new(&options.config)
-            .map_err(TlsStreamError::from)
-            .and_then(|mut tls| {
-                let begun = self.intake.begin_tls(&mut tls);
-                self.outbox.set_tls(tls);
-                begun
-            });
-        if let Err(error) = begun {
-            self.on_tls_broken(&error);
-        }
-    }
-
-    /// What TLS has to say of it is sent, then the connection is closed.
-    fn on_tls_broken(&mut self, error: &TlsStreamError) {
-        tracing::debug!(%error, "TLS ended");
-        self.drain();
-    }
-
     fn on_received(&mut self, cx: &mut Cx<'_>, buf: Buf, result: io::Result<usize>) {
         let was_stopped = std::mem::take(&mut self.is_receive_stopped)
             && matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ECANCELED));
@@ -307,69 +250,6 @@ impl<B: Backend> Connection<B> {
         {
             self.identity = tls.identity();
         }
-    }
-
-    /// Has the control thread make the hardware queue: adding one takes the device's mutex,
-    /// which a reactor thread never does (R4).
-    fn open(&mut self, cx: &mut Cx<'_>, export: Arc<Export<B>>, session: Session) {
-        self.decoder = Decoder::new(session);
-        self.outbox.set_session(session);
-        if let Some(timer) = self.handshake_timer.take() {
-            cx.cancel(timer);
-        }
-        let has_tls = self.outbox.tls().is_some();
-        self.membership.set_export(&export.name, has_tls);
-        let delivery = Delivery::<B>::default();
-        let ended = Arc::new(EndedRequests::new());
-        let (to, served) = (Arc::clone(&delivery), Arc::clone(&export));
-        let completer = Arc::clone(&ended);
-        let opened = cx.waker(KEY_ENGINE_READY);
-        let options = EngineOptions {
-            files: export.files.clone(),
-            depth: self.shared.options.requests_max,
-            tick: self.shared.options.tick,
-            zeroes: None,
-            latencies: Arc::clone(&export.latencies),
-        };
-        let made = self.shared.control.run(move || {
-            let backend = Arc::clone(&served.backend);
-            let engine = Engine::new(backend, &served.device, options, completer);
-            *to.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine);
-            opened.wake();
-        });
-        if !made {
-            return self.cut(cx);
-        }
-        self.phase = Phase::Opening {
-            export,
-            delivery,
-            ended,
-        };
-    }
-
-    fn on_engine_ready(&mut self, cx: &mut Cx<'_>) {
-        let Phase::Opening {
-            export,
-            delivery,
-            ended,
-        } = &self.phase
-        else {
-            return;
-        };
-        let engine = delivery
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(mut engine) = engine else { return };
-        if self.ending < DrainState::Cut {
-            engine.attach(cx, KEY_RUN);
-            self.serving = Some(ServeState {
-                export: Arc::clone(export),
-                engine,
-                ended: Arc::clone(ended),
-            });
-        }
-        self.phase = Phase::Serving;
     }
 
     /// A client that does not send a payload it announced, or does not take its replies, keeps

@@ -104,7 +104,7 @@ impl Setup {
             bytes: 16 << 20,
             logical_block: 512,
             align: DioAlign::NONE,
-            faults: Faults::default(),
+            faults: Faults::NONE,
             options: Options {
                 tick: Duration::from_millis(20),
                 ..Options::default()
@@ -114,6 +114,14 @@ impl Setup {
             file: None,
             only_for: None,
         }
+    }
+
+    pub fn with_faults(self, faults: Faults) -> Setup {
+        Setup { faults, ..self }
+    }
+
+    pub fn with_options(self, options: Options) -> Setup {
+        Setup { options, ..self }
     }
 }
 

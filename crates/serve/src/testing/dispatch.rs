@@ -260,11 +260,7 @@ pub mod cases {
 
     /// FLUSH, and FUA on everything that has it.
     pub fn fua_and_flush_wait_until_it_is_durable<R: Rig>(make: impl FnOnce(RigSetup) -> R) {
-        let faults = Faults {
-            slow_sync: true,
-            ..Faults::NONE
-        };
-        let mut client = client_with(make, faults);
+        let mut client = client_with(make, Faults::SLOW_SYNC);
         let write = Op::Write {
             sector: 8,
             sectors: 8,
@@ -298,12 +294,8 @@ pub mod cases {
     ) {
         let mut client = client(make, RigSetup::DEFAULT);
         client.write(0, &pattern(1, 8), false);
-        for (park_space, park_fetch) in [(1, 0), (0, 1)] {
-            client.rig.disk().set_faults(Faults {
-                park_space,
-                park_fetch,
-                ..Faults::NONE
-            });
+        for faults in [Faults::NO_SPACE, Faults::EVERY_FETCH_PARKS] {
+            client.rig.disk().set_faults(faults);
             let begun = client.rig.disk().begin_count();
             let parked = client.send(
                 Op::Read {
@@ -338,22 +330,32 @@ pub mod cases {
         client.check_nothing_left();
     }
 
-    /// A read that meets the end of its file.
-    pub fn a_read_that_stays_short_is_an_error_and_the_next_one_is_served<R: Rig>(
+    /// Writes, then reads under `faults`, which must be an error.
+    fn client_with_failed_read<R: Rig>(
         make: impl FnOnce(RigSetup) -> R,
-    ) {
+        faults: Faults,
+    ) -> Client<R> {
         let mut client = client(make, RigSetup::DEFAULT);
         client.write(0, &pattern(1, 16), false);
-        client.rig.disk().set_faults(Faults {
-            short_read: true,
-            ..Faults::NONE
-        });
+        client.rig.disk().set_faults(faults);
         let read = Op::Read {
             sector: 0,
             sectors: 16,
         };
         assert_eq!(client.run(read, &[]), Err(5));
         client.rig.disk().set_faults(Faults::NONE);
+        client
+    }
+
+    /// A read that meets the end of its file.
+    pub fn a_read_that_stays_short_is_an_error_and_the_next_one_is_served<R: Rig>(
+        make: impl FnOnce(RigSetup) -> R,
+    ) {
+        let faults = Faults {
+            short_read: true,
+            ..Faults::NONE
+        };
+        let mut client = client_with_failed_read(make, faults);
         client.check_read(0, 16);
         client.check_nothing_left();
     }
@@ -362,19 +364,11 @@ pub mod cases {
     pub fn a_plan_that_does_not_cover_its_request_is_an_error<R: Rig>(
         make: impl FnOnce(RigSetup) -> R,
     ) {
-        let mut client = client(make, RigSetup::DEFAULT);
-        client.write(0, &pattern(1, 16), false);
-        client.rig.disk().set_faults(Faults {
+        let faults = Faults {
             plan_gap: true,
             ..Faults::NONE
-        });
-        let read = Op::Read {
-            sector: 0,
-            sectors: 16,
         };
-        assert_eq!(client.run(read, &[]), Err(5));
-        client.rig.disk().set_faults(Faults::NONE);
-        client.check_nothing_left();
+        client_with_failed_read(make, faults).check_nothing_left();
     }
 
     /// The backend refuses, the client is told.

@@ -26,7 +26,7 @@ const NO_SUCH_FILE: FileId = FileId(99);
 const BEHIND_THE_END: u64 = 1 << 40;
 
 /// What the disk does besides serving. Each number means "every n-th time"; zero never.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Faults {
     /// A request is parked for space, and woken by [`MemoryDisk::wake_all`].
     pub park_space: u64,
@@ -54,6 +54,21 @@ impl Faults {
         piece_sectors: 0,
         short_read: false,
         plan_gap: false,
+    };
+    /// Every request is parked for space.
+    pub const NO_SPACE: Faults = Faults {
+        park_space: 1,
+        ..Faults::NONE
+    };
+    /// Every request is parked for a fetch.
+    pub const EVERY_FETCH_PARKS: Faults = Faults {
+        park_fetch: 1,
+        ..Faults::NONE
+    };
+    /// Durability is waited for.
+    pub const SLOW_SYNC: Faults = Faults {
+        slow_sync: true,
+        ..Faults::NONE
     };
 }
 
