@@ -7,13 +7,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../tests/rig/mod.rs"]
 mod rig;
 #[path = "../../../volume/tests/support/mod.rs"]
 mod support;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use rig::{Answers, Backends, Rig, serve_turn};
+use blkmq::io::Backend;
+use rig::{PlainDisk, Rig};
 use support::{World, options};
 use volume::{Options, Volume};
 
@@ -25,10 +28,10 @@ type Case = (&'static str, fn(u64));
 
 const CASES: [Case; 6] = [
     ("answered at once 4k", |turns| {
-        plain(Answers::AtOnce, rig::READ, turns);
+        plain(PlainDisk::AtOnce, rig::READ, turns);
     }),
     ("bare file read 4k", |turns| {
-        plain(Answers::OnePiece, rig::READ, turns);
+        plain(PlainDisk::OnePiece, rig::READ, turns);
     }),
     ("volume read 4k", |turns| volume(rig::READ, 8, turns)),
     ("volume write 4k", |turns| volume(rig::WRITE, 8, turns)),
@@ -36,8 +39,8 @@ const CASES: [Case; 6] = [
     ("volume write 128k", |turns| volume(rig::WRITE, 256, turns)),
 ];
 
-fn plain(answers: Answers, op: u8, turns: u64) {
-    let mut rig = Rig::new(Backends::plain(answers));
+fn plain(disk: PlainDisk, op: u8, turns: u64) {
+    let mut rig = Rig::new(Arc::new(disk));
     for turn in 0..turns {
         rig.describe(op, 8, |tag| (turn + u64::from(tag)) * 8);
         serve_turn(&mut rig);
@@ -64,7 +67,7 @@ fn hot_volume() -> (World, Volume) {
 /// Requests of so many sectors all over the working set. Time passes and frames are written between turns.
 fn volume(op: u8, sectors: u32, turns: u64) {
     let (mut world, volume) = hot_volume();
-    let mut rig = Rig::new(Backends::volume(volume));
+    let mut rig = Rig::new(Arc::new(volume));
     let requests = BLOCKS * 8 / u64::from(sectors);
     let depth = u64::from(rig::DEPTH);
     // In order, and not counted: the log and the maps fill up.
@@ -86,6 +89,12 @@ fn volume(op: u8, sectors: u32, turns: u64) {
             world.pass(10);
         }
     }
+}
+
+/// What callgrind counts.
+#[inline(never)]
+fn serve_turn<B: Backend + 'static>(rig: &mut Rig<B>) {
+    rig.serve();
 }
 
 fn main() -> ExitCode {

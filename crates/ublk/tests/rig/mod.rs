@@ -1,6 +1,13 @@
-//! A queue with its driver's memory and its port, over any backend.
+//! A queue with its driver's memory and its port, over any backend, in the place of reactor and driver: for
+//! tests and benches that count what a request costs.
 //!
 //! Nothing here allocates or searches while a turn is served, so that what is counted is the server's.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "helpers of tests, where a panic is the report; not every test uses all"
+)]
 
 use std::fs::File;
 use std::io;
@@ -17,10 +24,11 @@ use blkmq::{Device, DeviceOptions};
 use reactor::{
     Buf, BufferPurpose, Command, Completion, DioAlign, FileIndex, Op, OpId, Port, Token,
 };
-use ublk::queue::{Counters, Descriptors, QueueObserver, QueueParts, QueueSource, Share};
+use ublk::queue::{
+    Counters, Descriptors, QueueObserver, QueueParts, QueueSource, QueueStats, Share,
+};
 use ublk::sys::{self, IoDescriptor};
 use ublk::{BackendFile, BackendHandler};
-use volume::Volume;
 use zerocopy::IntoBytes;
 
 /// Requests of a turn.
@@ -28,16 +36,14 @@ pub(crate) const DEPTH: u16 = 32;
 pub(crate) const READ: u8 = sys::OP_READ;
 pub(crate) const WRITE: u8 = sys::OP_WRITE;
 
-/// What a disk without an engine answers.
+/// A disk without an engine.
 #[derive(Clone, Copy)]
-pub(crate) enum Answers {
+pub(crate) enum PlainDisk {
+    /// Requests are done at once.
     AtOnce,
-    /// The bytes are one piece of a file.
+    /// The bytes of each request are one piece of the log, as most of a volume's are.
     OnePiece,
 }
-
-/// A disk without an engine.
-pub(crate) struct Plain(Answers);
 
 #[derive(Debug)]
 pub(crate) struct SinglePiecePlan([Piece; 1]);
@@ -48,7 +54,7 @@ impl Plan for SinglePiecePlan {
     }
 }
 
-impl Backend for Plain {
+impl Backend for PlainDisk {
     type Read = SinglePiecePlan;
     type Write = SinglePiecePlan;
     type Sync = ();
@@ -71,8 +77,16 @@ impl Backend for Plain {
             let len = sectors * 512;
             SinglePiecePlan([Piece { at: 0, len, place }])
         };
-        match (self.0, *op) {
-            (Answers::OnePiece, Ask::Read { sector, sectors }) => Step::Read(plan(sector, sectors)),
+        match (*self, *op) {
+            (PlainDisk::OnePiece, Ask::Read { sector, sectors }) => {
+                Step::Read(plan(sector, sectors))
+            }
+            (
+                PlainDisk::OnePiece,
+                Ask::Write {
+                    sector, sectors, ..
+                },
+            ) => Step::Write(plan(sector, sectors)),
             _ => Step::Done(Ok(())),
         }
     }
@@ -92,28 +106,15 @@ impl Backend for Plain {
     fn on_request_failed(&self, _: &MoveError) {}
 }
 
-/// Makes the backends of the cases.
-pub(crate) struct Backends;
-
-impl Backends {
-    pub(crate) fn plain(answers: Answers) -> Arc<Plain> {
-        Arc::new(Plain(answers))
-    }
-
-    pub(crate) fn volume(volume: Volume) -> Arc<Volume> {
-        Arc::new(volume)
-    }
-}
-
 /// A port whose operations end when the turn is served.
-struct Table {
+struct TurnPort {
     ops: Vec<(Token, Op)>,
     armed: Vec<u32>,
     files: u32,
     turn_time_ns: u64,
 }
 
-impl Port for Table {
+impl Port for TurnPort {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.ops.push((token, op));
         OpId::for_test(0)
@@ -164,7 +165,7 @@ impl QueueObserver for PanickingObserver {
 /// A queue over a backend, its driver's memory and its port.
 pub(crate) struct Rig<B: Backend> {
     source: QueueSource<BackendHandler<B>>,
-    port: Table,
+    port: TurnPort,
     ended: Vec<(Token, Op)>,
     answered: Vec<u32>,
     memory: File,
@@ -201,7 +202,7 @@ impl<B: Backend + 'static> Rig<B> {
         let room = 64 * usize::from(DEPTH);
         let mut rig = Rig {
             source: QueueSource::new(parts, handler),
-            port: Table {
+            port: TurnPort {
                 ops: Vec::with_capacity(room),
                 armed: Vec::with_capacity(room),
                 files: 0,
@@ -250,14 +251,12 @@ impl<B: Backend + 'static> Rig<B> {
             self.source.on_completion(&mut self.port, token, moved);
         }
         self.served += u64::from(DEPTH);
-        let stats = self.counters.stats();
+        let stats = self.stats();
         assert_eq!(stats.requests, self.served, "each was answered");
         assert_eq!((stats.fallbacks, stats.copied), (0, 0), "without a copy");
     }
-}
 
-/// What is counted.
-#[inline(never)]
-pub(crate) fn serve_turn<B: Backend + 'static>(rig: &mut Rig<B>) {
-    rig.serve();
+    pub(crate) fn stats(&self) -> QueueStats {
+        self.counters.stats()
+    }
 }
