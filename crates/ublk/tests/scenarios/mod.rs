@@ -146,7 +146,21 @@ pub enum RequestKind {
     Zeroes,
 }
 
-/// One step of a scenario. Steps about "the request" mean the one that came last.
+impl RequestKind {
+    /// The operation that the driver names to the server.
+    fn operation(self) -> u8 {
+        match self {
+            RequestKind::Read => sys::OP_READ,
+            RequestKind::Write | RequestKind::WriteFua => sys::OP_WRITE,
+            RequestKind::Flush => sys::OP_FLUSH,
+            RequestKind::Discard => sys::OP_DISCARD,
+            RequestKind::Zeroes => sys::OP_WRITE_ZEROES,
+        }
+    }
+}
+
+/// One step of a scenario. Steps about "the request" mean the one that came last. Some stand for a usual
+/// sequence of others ([`Step::parts`]).
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// ADD_DEV with the mode's flags, these, and so many queues and tags.
@@ -175,8 +189,18 @@ pub enum Step {
     StartPending,
     /// It ends.
     StartResult(Expected),
-    /// Add, parameters, open, fetch all, start; with these flags, queues and tags.
+    /// Add, parameters, open; with these flags, queues and tags.
+    Prepare(u64, u16, u16),
+    /// Prepare, fetch all, start.
     BringUp(u64, u16, u16),
+    /// A client submits a request, and the server receives it.
+    Deliver(char, RequestKind),
+    /// The request's data are moved, all of it is committed, and its client's request ends well.
+    Finish(char),
+    /// Deliver and finish.
+    Serve(char, RequestKind),
+    /// A new server takes the device over.
+    TakeOver,
     /// A client asks for 4 KiB at [`SECTOR`]; the letter names it.
     Submit(char, RequestKind),
     /// The server receives a request, with this operation and result of the FETCH.
@@ -236,6 +260,42 @@ pub enum Step {
     DiskOpen(bool),
     /// GET_FEATURES with an argument so long.
     Features(usize, Expected),
+}
+
+impl Step {
+    /// The steps that this one stands for; none where it stands for itself.
+    pub fn parts(self) -> Vec<Step> {
+        match self {
+            Step::Prepare(flags, queues, depth) => vec![
+                Step::Add(flags, queues, depth, OK),
+                Step::Params(ParamsKind::Good, OK),
+                Step::Open(OK),
+            ],
+            Step::BringUp(flags, queues, depth) => {
+                let mut parts = vec![Step::Prepare(flags, queues, depth)];
+                parts.extend((0..queues).map(|queue| Step::FetchQueue(queue.into(), queue)));
+                parts.push(Step::Start(Pid::Own, OK));
+                parts
+            }
+            Step::Deliver(client, kind) => vec![
+                Step::Submit(client, kind),
+                Step::Receive(kind.operation(), OK),
+            ],
+            Step::Finish(client) => vec![
+                Step::MoveData,
+                Step::Commit(4096, Addr::Proper, QUEUED),
+                Step::ClientResult(client, OK),
+            ],
+            Step::Serve(client, kind) => vec![Step::Deliver(client, kind), Step::Finish(client)],
+            Step::TakeOver => vec![
+                Step::Recover(OK),
+                Step::OpenRetrying,
+                Step::FetchAll,
+                Step::Control(sys::END_RECOVERY, OWN_PID, OK),
+            ],
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// Inline argument of a control command: the process that the driver knows.

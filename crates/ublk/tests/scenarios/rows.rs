@@ -15,7 +15,17 @@ pub(super) const WITHOUT_GET_DATA: &[Mode] =
     &[Mode::Copy, Mode::UserCopy, Mode::ZeroCopy, Mode::Auto];
 pub(super) const COPY_ONLY: &[Mode] = &[Mode::Copy];
 
+/// A row for every kernel.
 pub(super) const fn row(
+    name: &'static str,
+    modes: &'static [Mode],
+    steps: &'static [super::Step],
+) -> Scenario {
+    row_where(name, ALL_KERNELS, 0, modes, steps)
+}
+
+/// A row for some kernels only, or only where they offer what it needs.
+pub(super) const fn row_where(
     name: &'static str,
     kernels: (Kernel, Kernel),
     needs: u64,

@@ -6,14 +6,12 @@ use ublk::sys::*;
 use super::Addr::{self, Proper};
 use super::Kernel::{V6_12, V7_2, V7_3};
 use super::Step::*;
-use super::rows::{ALL_KERNELS, COPY_ONLY, SINCE_6_17, fails, fails_old_new, row};
+use super::rows::{COPY_ONLY, SINCE_6_17, fails, fails_old_new, row, row_where};
 use super::{Mode, OK, ParamsKind, Pid, QUEUED, Scenario};
 
 pub(super) const ROWS: &[Scenario] = &[
     row(
         "features are eight bytes",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[
             Features(8, OK),
@@ -23,15 +21,13 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "flags that are always set are granted unasked and unknown ones are masked",
-        ALL_KERNELS,
-        0,
         Mode::ALL,
         &[
             Add(1 << 60, 1, 2, OK),
             Granted(F_IOCTL_ENCODE | F_COMPLETE_IN_TASK, 1 << 60),
         ],
     ),
-    row(
+    row_where(
         "tags have tasks of their own without asking",
         SINCE_6_17,
         F_PER_IO_TASK,
@@ -40,15 +36,13 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "get-data is dropped beside user copy",
-        ALL_KERNELS,
-        0,
         &[Mode::GetData],
         &[
             Add(F_USER_COPY, 1, 2, OK),
             Granted(F_USER_COPY, F_NEED_GET_DATA),
         ],
     ),
-    row(
+    row_where(
         "zero copy is masked by a kernel that lacks it",
         (V6_12, V6_12),
         0,
@@ -58,7 +52,7 @@ pub(super) const ROWS: &[Scenario] = &[
             Granted(0, F_ZERO_COPY | F_AUTO_BUFFER),
         ],
     ),
-    row(
+    row_where(
         "sets of recovery flags that make no sense are refused",
         SINCE_6_17,
         F_RECOVERY_FAIL_IO,
@@ -76,7 +70,7 @@ pub(super) const ROWS: &[Scenario] = &[
             Add(F_RECOVERY | F_RECOVERY_FAIL_IO, 1, 2, OK),
         ],
     ),
-    row(
+    row_where(
         "reissue without recovery is taken by a kernel that does not look",
         (V6_12, V6_12),
         0,
@@ -85,8 +79,6 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "queues and depth out of range are refused",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[
             Add(0, 0, 2, fails(EINVAL)),
@@ -97,8 +89,6 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "a number that is taken is refused",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[
             Add(0, 1, 2, OK),
@@ -108,8 +98,6 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "commands for a device that does not exist find none",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[
             UnknownDevice(START_DEVICE, fails(ENODEV)),
@@ -119,7 +107,7 @@ pub(super) const ROWS: &[Scenario] = &[
             UnknownDevice(START_RECOVERY, fails(ENODEV)),
         ],
     ),
-    row(
+    row_where(
         "commands that a kernel lacks are not supported",
         (V6_12, V6_12),
         0,
@@ -131,7 +119,7 @@ pub(super) const ROWS: &[Scenario] = &[
             Control(TRY_STOP_DEVICE, 0, fails(EOPNOTSUPP)),
         ],
     ),
-    row(
+    row_where(
         "quiesce needs its flag",
         SINCE_6_17,
         F_QUIESCE,
@@ -141,7 +129,7 @@ pub(super) const ROWS: &[Scenario] = &[
             Control(QUIESCE_DEVICE, 8, fails(EOPNOTSUPP)),
         ],
     ),
-    row(
+    row_where(
         "a device without a disk cannot be resized, quiesced or stopped safely",
         (V7_2, V7_3),
         F_QUIESCE | F_SAFE_STOP,
@@ -156,8 +144,6 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "parameters that make no sense are refused",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[
             Add(0, 1, 2, OK),
@@ -177,15 +163,11 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "parameters cannot be set once the disk was started",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[BringUp(0, 1, 2), Params(ParamsKind::Good, fails(EACCES))],
     ),
     row(
         "start wants parameters and a process",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[
             Add(0, 1, 2, OK),
@@ -198,13 +180,9 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "start waits until every tag is fetched",
-        ALL_KERNELS,
-        0,
         Mode::ALL,
         &[
-            Add(0, 1, 2, OK),
-            Params(ParamsKind::Good, OK),
-            Open(OK),
+            Prepare(0, 1, 2),
             BeginStart,
             Fetch(0, 0, 0, Proper, QUEUED),
             StartPending,
@@ -213,15 +191,13 @@ pub(super) const ROWS: &[Scenario] = &[
             State(STATE_LIVE),
         ],
     ),
-    row(
+    row_where(
         "start is refused to a process that does not have the device open",
         SINCE_6_17,
         F_PER_IO_TASK,
         COPY_ONLY,
         &[
-            Add(0, 1, 1, OK),
-            Params(ParamsKind::Good, OK),
-            Open(OK),
+            Prepare(0, 1, 1),
             FetchAll,
             Start(Pid::Wrong, fails(EINVAL)),
             Start(Pid::Own, OK),
@@ -229,22 +205,16 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "a live disk is not started again",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[BringUp(0, 1, 2), Start(Pid::Own, fails(EEXIST))],
     ),
     row(
         "the character device is opened once",
-        ALL_KERNELS,
-        0,
         COPY_ONLY,
         &[Add(0, 1, 2, OK), Open(OK), Open(fails(EBUSY))],
     ),
     row(
         "a tag is fetched once",
-        ALL_KERNELS,
-        0,
         Mode::ALL,
         &[
             Add(0, 1, 2, OK),
@@ -257,8 +227,6 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "a fetch names a queue and a tag that there are",
-        ALL_KERNELS,
-        0,
         Mode::ALL,
         &[
             Add(0, 1, 2, OK),
@@ -270,9 +238,7 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "in copy mode a fetch names a buffer and can be given again with one",
-        ALL_KERNELS,
-        0,
-        &[Mode::Copy],
+        COPY_ONLY,
         &[
             Add(0, 1, 2, OK),
             Open(OK),
@@ -282,8 +248,6 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "with get-data a fetch may do without a buffer",
-        ALL_KERNELS,
-        0,
         &[Mode::GetData],
         &[
             Add(0, 1, 2, OK),
@@ -294,8 +258,6 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "where the server moves the data a fetch names no buffer and can be given again without",
-        ALL_KERNELS,
-        0,
         &[Mode::UserCopy, Mode::ZeroCopy, Mode::Auto],
         &[
             Add(0, 1, 2, OK),
@@ -304,7 +266,7 @@ pub(super) const ROWS: &[Scenario] = &[
             Fetch(0, 0, 0, Proper, QUEUED),
         ],
     ),
-    row(
+    row_where(
         "reserved bits beside a slot are refused and the fetch can be given again",
         SINCE_6_17,
         F_AUTO_BUFFER,
@@ -319,15 +281,11 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "a tag that the driver has is not committed",
-        ALL_KERNELS,
-        0,
         Mode::ALL,
         &[BringUp(0, 1, 2), CommitTag(1, fails(EBUSY))],
     ),
     row(
         "a tag that nobody fetched is not committed",
-        ALL_KERNELS,
-        0,
         Mode::ALL,
         &[Add(0, 1, 2, OK), Open(OK), CommitTag(1, fails(EINVAL))],
     ),

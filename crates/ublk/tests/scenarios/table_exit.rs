@@ -4,113 +4,97 @@ use libc::{EBUSY, EEXIST, EINVAL, EIO, ENODEV, ENOENT, EREMOTEIO};
 use ublk::sys::*;
 
 use super::Addr::Proper;
-use super::Kernel::{V6_12, V6_17, V7_2, V7_3};
+use super::Kernel::{V6_12, V7_2, V7_3};
 use super::Step::*;
-use super::rows::fails_old_new;
-use super::{KERNEL_WARNS, Mode, OK, Pid, QUEUED, RequestKind, Scenario, all};
+use super::rows::{COPY_ONLY, SINCE_6_17, UNTIL_7_2, fails, fails_old_new, row, row_where};
+use super::{KERNEL_WARNS, Mode, OK, Pid, QUEUED, RequestKind, Scenario};
 
 const REISSUE: u64 = F_RECOVERY | F_RECOVERY_REISSUE;
-const COPY_ONLY: &[Mode] = &[Mode::Copy];
 
 pub(super) const ROWS: &[Scenario] = &[
-    Scenario {
-        name: "stop aborts every idle tag and the device stays",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: Mode::ALL,
-        steps: &[
+    row(
+        "stop aborts every idle tag and the device stays",
+        Mode::ALL,
+        &[
             BringUp(0, 1, 4),
             Control(STOP_DEVICE, 0, OK),
             Aborted(4),
             State(STATE_DEAD),
             Control(STOP_DEVICE, 0, OK),
         ],
-    },
-    Scenario {
-        name: "stop aborts tags of a device that was never started",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row(
+        "stop aborts tags of a device that was never started",
+        COPY_ONLY,
+        &[
             Add(0, 1, 2, OK),
             Open(OK),
             FetchAll,
             Control(STOP_DEVICE, 0, OK),
             Aborted(2),
         ],
-    },
-    Scenario {
-        name: "stop waits for requests that the server has and they end well",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: Mode::ALL,
-        steps: &[
+    ),
+    row(
+        "stop waits for requests that the server has and they end well",
+        Mode::ALL,
+        &[
             BringUp(0, 1, 2),
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
+            Deliver('r', RequestKind::Read),
             BeginControl(STOP_DEVICE, 0),
             ControlPending,
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('r', OK),
+            Finish('r'),
             ControlResult(OK),
             Aborted(2),
         ],
-    },
-    Scenario {
-        name: "deletion stops the disk and waits until the character device is closed",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row(
+        "deletion stops the disk and waits until the character device is closed",
+        COPY_ONLY,
+        &[
             BringUp(0, 1, 2),
             BeginControl(DELETE_DEVICE, 0),
             Aborted(2),
             ControlPending,
             KillServer,
             ControlResult(OK),
-            Control(DELETE_DEVICE, 0, all(-ENODEV)),
+            Control(DELETE_DEVICE, 0, fails(ENODEV)),
         ],
-    },
-    Scenario {
-        name: "deletion that does not wait leaves the device to its last user",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row(
+        "deletion that does not wait leaves the device to its last user",
+        COPY_ONLY,
+        &[
             BringUp(0, 1, 2),
             Control(DELETE_DEVICE_ASYNC, 0, OK),
             Aborted(2),
             KillServer,
         ],
-    },
-    Scenario {
-        name: "a deleted device is told as one without a disk until its last user is gone",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row(
+        "a deleted device is told as one without a disk until its last user is gone",
+        COPY_ONLY,
+        &[
             BringUp(F_RECOVERY, 1, 2),
             Control(DELETE_DEVICE_ASYNC, 0, OK),
             Aborted(2),
             State(STATE_DEAD),
-            Open(all(-ENOENT)),
-            AddAgain(all(-EEXIST)),
-            Control(START_RECOVERY, 0, all(-EBUSY)),
+            Open(fails(ENOENT)),
+            AddAgain(fails(EEXIST)),
+            Control(START_RECOVERY, 0, fails(EBUSY)),
             Control(DELETE_DEVICE_ASYNC, 0, OK),
             State(STATE_DEAD),
             KillServer,
             DeviceGone,
-            Control(START_RECOVERY, 0, all(-ENODEV)),
+            Control(START_RECOVERY, 0, fails(ENODEV)),
         ],
-    },
-    Scenario {
-        name: "a device that was stopped before its server left is not fetched again",
-        // From 7.3 on the driver takes such a FETCH.
-        kernels: (V6_12, V7_2),
-        needs: 0,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    // From 7.3 on the driver takes such a FETCH.
+    row_where(
+        "a device that was stopped before its server left is not fetched again",
+        UNTIL_7_2,
+        0,
+        COPY_ONLY,
+        &[
             BringUp(0, 1, 2),
             Control(STOP_DEVICE, 0, OK),
             Aborted(2),
@@ -118,151 +102,112 @@ pub(super) const ROWS: &[Scenario] = &[
             OpenRetrying,
             Fetch(0, 0, 0, Proper, fails_old_new(EINVAL, EBUSY)),
         ],
-    },
-    Scenario {
-        name: "a safe stop is refused while somebody has the disk open",
-        kernels: (V7_2, V7_3),
-        needs: F_SAFE_STOP,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "a safe stop is refused while somebody has the disk open",
+        (V7_2, V7_3),
+        F_SAFE_STOP,
+        COPY_ONLY,
+        &[
             BringUp(0, 1, 2),
             DiskOpen(true),
-            Control(TRY_STOP_DEVICE, 0, all(-EBUSY)),
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('r', OK),
+            Control(TRY_STOP_DEVICE, 0, fails(EBUSY)),
+            Serve('r', RequestKind::Read),
             DiskOpen(false),
             Control(TRY_STOP_DEVICE, 0, OK),
             Aborted(2),
             State(STATE_DEAD),
         ],
-    },
-    Scenario {
-        name: "without recovery the disk dies with its server and requests inside fail",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: Mode::ALL,
-        steps: &[
+    ),
+    row(
+        "without recovery the disk dies with its server and requests inside fail",
+        Mode::ALL,
+        &[
             BringUp(0, 1, 2),
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
+            Deliver('r', RequestKind::Read),
             KillServer,
-            ClientResult('r', all(-EIO)),
+            ClientResult('r', fails(EIO)),
             State(STATE_DEAD),
-            Recover(all(-EINVAL)),
+            Recover(fails(EINVAL)),
         ],
-    },
-    Scenario {
-        name: "a successor opens and starts a dead device again",
-        kernels: (V6_17, V7_3),
-        needs: F_PER_IO_TASK,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "a successor opens and starts a dead device again",
+        SINCE_6_17,
+        F_PER_IO_TASK,
+        COPY_ONLY,
+        &[
             BringUp(0, 1, 2),
             KillServer,
             State(STATE_DEAD),
             OpenRetrying,
             FetchAll,
             StartRetrying,
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('r', OK),
+            Serve('r', RequestKind::Read),
         ],
-    },
-    Scenario {
-        name: "with recovery requests inside fail and later ones wait for the successor",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: Mode::ALL,
-        steps: &[
+    ),
+    row(
+        "with recovery requests inside fail and later ones wait for the successor",
+        Mode::ALL,
+        &[
             BringUp(F_RECOVERY, 1, 2),
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
+            Deliver('r', RequestKind::Read),
             KillServer,
-            ClientResult('r', all(-EIO)),
+            ClientResult('r', fails(EIO)),
             State(STATE_QUIESCED),
             Submit('s', RequestKind::Read),
-            Recover(OK),
-            OpenRetrying,
-            FetchAll,
-            Control(END_RECOVERY, OWN_PID, OK),
+            TakeOver,
             State(STATE_LIVE),
             Receive(OP_READ, OK),
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('s', OK),
+            Finish('s'),
         ],
-    },
-    Scenario {
-        name: "with reissue requests inside go to the successor",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: Mode::ALL,
-        steps: &[
+    ),
+    row(
+        "with reissue requests inside go to the successor",
+        Mode::ALL,
+        &[
             BringUp(REISSUE, 1, 2),
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
+            Deliver('r', RequestKind::Read),
             KillServer,
             State(STATE_QUIESCED),
             ClientPending('r'),
-            Recover(OK),
-            OpenRetrying,
-            FetchAll,
-            Control(END_RECOVERY, OWN_PID, OK),
+            TakeOver,
             Receive(OP_READ, OK),
             Extent(8, 0),
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('r', OK),
+            Finish('r'),
         ],
-    },
-    Scenario {
-        name: "with failing recovery requests fail until there is a successor",
-        kernels: (V6_17, V7_3),
-        needs: F_RECOVERY_FAIL_IO,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "with failing recovery requests fail until there is a successor",
+        SINCE_6_17,
+        F_RECOVERY_FAIL_IO,
+        COPY_ONLY,
+        &[
             BringUp(F_RECOVERY | F_RECOVERY_FAIL_IO, 1, 2),
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
+            Deliver('r', RequestKind::Read),
             KillServer,
-            ClientResult('r', all(-EIO)),
+            ClientResult('r', fails(EIO)),
             State(STATE_FAIL_IO),
             Submit('s', RequestKind::Read),
-            ClientResult('s', all(-EREMOTEIO)),
-            Recover(OK),
-            OpenRetrying,
-            FetchAll,
-            Control(END_RECOVERY, OWN_PID, OK),
+            ClientResult('s', fails(EREMOTEIO)),
+            TakeOver,
             State(STATE_LIVE),
-            Submit('t', RequestKind::Read),
-            Receive(OP_READ, OK),
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('t', OK),
+            Serve('t', RequestKind::Read),
         ],
-    },
-    Scenario {
-        name: "recovery of a device that serves is refused as busy",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row(
+        "recovery of a device that serves is refused as busy",
+        COPY_ONLY,
+        &[
             BringUp(REISSUE, 1, 2),
-            Control(START_RECOVERY, 0, all(-EBUSY)),
-            Control(END_RECOVERY, OWN_PID, all(-EBUSY)),
+            Control(START_RECOVERY, 0, fails(EBUSY)),
+            Control(END_RECOVERY, OWN_PID, fails(EBUSY)),
         ],
-    },
-    Scenario {
-        name: "a quiesced device can be stopped and deleted and its requests fail",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row(
+        "a quiesced device can be stopped and deleted and its requests fail",
+        COPY_ONLY,
+        &[
             BringUp(F_RECOVERY, 1, 2),
             // Before, or a client that is slow finds no disk any more.
             DiskOpen(true),
@@ -271,17 +216,17 @@ pub(super) const ROWS: &[Scenario] = &[
             Submit('r', RequestKind::Read),
             ClientPending('r'),
             Control(STOP_DEVICE, 0, OK),
-            ClientResult('r', all(-EIO)),
+            ClientResult('r', fails(EIO)),
             DiskOpen(false),
             State(STATE_DEAD),
         ],
-    },
-    Scenario {
-        name: "recovery can be begun again after its server died in the middle",
-        kernels: (V6_17, V7_3),
-        needs: F_PER_IO_TASK,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "recovery can be begun again after its server died in the middle",
+        SINCE_6_17,
+        F_PER_IO_TASK,
+        COPY_ONLY,
+        &[
             BringUp(REISSUE, 1, 2),
             KillServer,
             State(STATE_QUIESCED),
@@ -289,50 +234,47 @@ pub(super) const ROWS: &[Scenario] = &[
             OpenRetrying,
             Fetch(0, 0, 0, Proper, QUEUED),
             KillServer,
-            Recover(OK),
-            OpenRetrying,
-            FetchAll,
-            Control(END_RECOVERY, OWN_PID, OK),
+            TakeOver,
             State(STATE_LIVE),
         ],
-    },
-    Scenario {
-        name: "before 6.16 a server that dies in the middle of recovering leaves a device to delete",
-        kernels: (V6_12, V6_12),
-        needs: 0,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "before 6.16 a server that dies in the middle of recovering leaves a device to delete",
+        (V6_12, V6_12),
+        0,
+        COPY_ONLY,
+        &[
             BringUp(REISSUE, 1, 2),
             KillServer,
             State(STATE_QUIESCED),
             Recover(OK),
             OpenRetrying,
             Close,
-            Recover(all(-EINVAL)),
+            Recover(fails(EINVAL)),
         ],
-    },
-    Scenario {
-        name: "before 6.16 a server that dies in the middle of fetching keeps the device open",
-        kernels: (V6_12, V6_12),
-        needs: KERNEL_WARNS,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "before 6.16 a server that dies in the middle of fetching keeps the device open",
+        (V6_12, V6_12),
+        KERNEL_WARNS,
+        COPY_ONLY,
+        &[
             Add(0, 1, 2, OK),
             Open(OK),
             Fetch(0, 0, 0, Proper, QUEUED),
             KillServer,
-            Open(all(-EBUSY)),
+            Open(fails(EBUSY)),
             Control(STOP_DEVICE, 0, OK),
             OpenRetrying,
             Fetch(0, 0, 1, Proper, QUEUED),
         ],
-    },
-    Scenario {
-        name: "end of recovery waits until every tag is fetched and checks the process",
-        kernels: (V6_17, V7_3),
-        needs: F_PER_IO_TASK,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "end of recovery waits until every tag is fetched and checks the process",
+        SINCE_6_17,
+        F_PER_IO_TASK,
+        COPY_ONLY,
+        &[
             BringUp(REISSUE, 1, 2),
             KillServer,
             State(STATE_QUIESCED),
@@ -342,17 +284,17 @@ pub(super) const ROWS: &[Scenario] = &[
             BeginControl(END_RECOVERY, WRONG),
             ControlPending,
             Fetch(0, 0, 1, Proper, QUEUED),
-            ControlResult(all(-EINVAL)),
+            ControlResult(fails(EINVAL)),
             Control(END_RECOVERY, OWN_PID, OK),
             State(STATE_LIVE),
         ],
-    },
-    Scenario {
-        name: "quiesce aborts idle tags and requests wait until the server is gone and replaced",
-        kernels: (V6_17, V7_3),
-        needs: F_QUIESCE,
-        modes: Mode::ALL,
-        steps: &[
+    ),
+    row_where(
+        "quiesce aborts idle tags and requests wait until the server is gone and replaced",
+        SINCE_6_17,
+        F_QUIESCE,
+        Mode::ALL,
+        &[
             BringUp(REISSUE | F_QUIESCE, 1, 2),
             Control(QUIESCE_DEVICE, 0, OK),
             Aborted(2),
@@ -361,89 +303,73 @@ pub(super) const ROWS: &[Scenario] = &[
             ClientPending('r'),
             KillServer,
             State(STATE_QUIESCED),
-            Recover(OK),
-            OpenRetrying,
-            FetchAll,
-            Control(END_RECOVERY, OWN_PID, OK),
+            TakeOver,
             Receive(OP_READ, OK),
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('r', OK),
+            Finish('r'),
         ],
-    },
-    Scenario {
-        name: "quiesce counts a tag that the server has as idle and does not abort it",
-        kernels: (V6_17, V7_3),
-        needs: F_QUIESCE,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "quiesce counts a tag that the server has as idle and does not abort it",
+        SINCE_6_17,
+        F_QUIESCE,
+        COPY_ONLY,
+        &[
             BringUp(REISSUE | F_QUIESCE, 1, 1),
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
+            Deliver('r', RequestKind::Read),
             Control(QUIESCE_DEVICE, 1000, OK),
             Aborted(0),
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('r', OK),
+            Finish('r'),
             KillServer,
             State(STATE_QUIESCED),
         ],
-    },
-    Scenario {
-        name: "the disk's size changes while it serves",
-        kernels: (V6_17, V7_3),
-        needs: F_UPDATE_SIZE,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "the disk's size changes while it serves",
+        SINCE_6_17,
+        F_UPDATE_SIZE,
+        COPY_ONLY,
+        &[
             BringUp(0, 1, 2),
             Control(UPDATE_SIZE, super::SECTORS / 2, OK),
         ],
-    },
-    Scenario {
-        name: "two tasks serve two queues",
-        kernels: (V6_12, V7_3),
-        needs: 0,
-        modes: Mode::ALL,
-        steps: &[
+    ),
+    row(
+        "two tasks serve two queues",
+        Mode::ALL,
+        &[
             BringUp(0, 2, 2),
-            Submit('r', RequestKind::Read),
-            Receive(OP_READ, OK),
-            MoveData,
-            Commit(4096, Proper, QUEUED),
-            ClientResult('r', OK),
+            Serve('r', RequestKind::Read),
             Control(STOP_DEVICE, 0, OK),
             Aborted(4),
         ],
-    },
-    Scenario {
-        name: "two tasks share the tags of one queue",
-        kernels: (V6_17, V7_3),
-        needs: F_PER_IO_TASK,
-        modes: COPY_ONLY,
-        steps: &[
-            Add(0, 1, 2, OK),
-            Params(super::ParamsKind::Good, OK),
-            Open(OK),
+    ),
+    row_where(
+        "two tasks share the tags of one queue",
+        SINCE_6_17,
+        F_PER_IO_TASK,
+        COPY_ONLY,
+        &[
+            Prepare(0, 1, 2),
             Fetch(0, 0, 0, Proper, QUEUED),
             Fetch(1, 0, 1, Proper, QUEUED),
             Start(Pid::Own, OK),
         ],
-    },
-    Scenario {
-        name: "before 6.16 a queue belongs to the task that fetched its last tag",
-        kernels: (V6_12, V6_12),
-        needs: KERNEL_WARNS,
-        modes: COPY_ONLY,
-        steps: &[
+    ),
+    row_where(
+        "before 6.16 a queue belongs to the task that fetched its last tag",
+        (V6_12, V6_12),
+        KERNEL_WARNS,
+        COPY_ONLY,
+        &[
             Add(0, 1, 3, OK),
             Open(OK),
             Fetch(0, 0, 0, Proper, QUEUED),
             Fetch(1, 0, 1, Proper, QUEUED),
             Fetch(1, 0, 2, Proper, QUEUED),
-            Fetch(0, 0, 2, Proper, all(-EINVAL)),
-            Fetch(1, 0, 2, Proper, all(-EBUSY)),
+            Fetch(0, 0, 2, Proper, fails(EINVAL)),
+            Fetch(1, 0, 2, Proper, fails(EBUSY)),
         ],
-    },
+    ),
 ];
 
 const OWN_PID: u64 = super::OWN_PID;

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use ublk::sys::{self, ControlCommand, DeviceInfo, IoDescriptor};
 use zerocopy::IntoBytes;
 
-use super::{Addr, Key, Mode, OK, ParamsKind, Pid, QUEUED, RequestKind, Scenario, Step, World};
+use super::{Addr, Key, Mode, Pid, QUEUED, RequestKind, Scenario, Step, World};
 use params::params_of;
 
 /// Bytes of a client's request.
@@ -146,9 +146,19 @@ impl Run<'_> {
                 self.world.close();
                 Ok(())
             }
-            Step::Fetch(..) | Step::FetchAll | Step::FetchQueue(..) | Step::BringUp(..) => {
-                self.step_fetch(step)
+            Step::Prepare(..)
+            | Step::BringUp(..)
+            | Step::Deliver(..)
+            | Step::Finish(..)
+            | Step::Serve(..)
+            | Step::TakeOver => {
+                for part in step.parts() {
+                    let done = self.step(&part);
+                    done.map_err(|error| format!("{part:?}: {error}"))?;
+                }
+                Ok(())
             }
+            Step::Fetch(..) | Step::FetchAll | Step::FetchQueue(..) => self.step_fetch(step),
             Step::Start(pid, expected) => {
                 let call = self.begin(sys::START_DEVICE, self.pid_of(pid));
                 self.expect_control_result(call, expected)
@@ -260,15 +270,6 @@ impl Run<'_> {
             }
             Step::FetchAll => self.fetch_queue(0, 0),
             Step::FetchQueue(task, queue) => self.fetch_queue(task, queue),
-            Step::BringUp(flags, queues, depth) => {
-                self.step(&Step::Add(flags, queues, depth, OK))?;
-                self.step(&Step::Params(ParamsKind::Good, OK))?;
-                self.step(&Step::Open(OK))?;
-                for queue in 0..queues {
-                    self.fetch_queue(usize::from(queue), queue)?;
-                }
-                self.step(&Step::Start(Pid::Own, OK))
-            }
             _ => unreachable!("not a step of this part"),
         }
     }
