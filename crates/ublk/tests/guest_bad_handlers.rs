@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-use servers::world::{DEADLINE, ServerOptions, Table, is_requested, modes};
+use servers::world::{DEADLINE, ServerOptions, Table, requested_modes};
 
 const BLOCK: usize = 8192;
 const BLOCKS: usize = 24;
@@ -90,10 +90,7 @@ fn failures(mode: &str, fault: &str) -> u32 {
 const ALONE: RangeInclusive<u32> = 10..=14;
 
 fn each_mode(fault: &str, judge: impl Fn(u32) -> bool) {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let failed = failures(mode, fault);
         assert!(judge(failed), "{mode} {fault}: {failed} failed");
     }

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use servers::client::{Load, Mounted, run, text};
-use servers::world::{Scratch, Server, ServerOptions, Table, is_requested, modes};
+use servers::world::{Scratch, Server, ServerOptions, Table, requested_modes};
 
 const BLOCK: usize = 8192;
 /// Blocks of a round, and the pages that they have.
@@ -108,10 +108,7 @@ fn write(file: &File, round: u64, pattern: u8) {
 
 #[test]
 fn a_flush_is_answered_when_the_writes_completed_before_it_are_durable() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let stack = Stack::of(mode);
         let disk = direct(&stack.upper.block(0), 0);
         let load = stack.neighbours();
@@ -134,10 +131,7 @@ fn a_flush_is_answered_when_the_writes_completed_before_it_are_durable() {
 
 #[test]
 fn a_write_with_fua_is_answered_when_it_is_durable() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let stack = Stack::of(mode);
         let upper = stack.upper.block(0);
         // A disk that is written directly gets a FLUSH after each such write. A file system

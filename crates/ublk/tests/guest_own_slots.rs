@@ -8,7 +8,7 @@
 
 mod servers;
 
-use servers::client::{Load, completed};
+use servers::client::{Load, wait_for_requests};
 use servers::driver;
 use servers::world::{
     DEADLINE, Scratch, Server, ServerOptions, Table, delete, is_requested, kernel_has, state,
@@ -110,14 +110,6 @@ fn a_null_server_registers_by_hand_too() {
     server.exits_cleanly();
 }
 
-/// Waits until a load is under way.
-fn busy(server: &Server) {
-    let before = completed(&server.block(0));
-    wait_until("the load is under way", DEADLINE, || {
-        completed(&server.block(0)) > before + 100
-    });
-}
-
 #[test]
 fn a_device_with_registered_requests_is_deleted_and_its_server_killed_under_load() {
     if !runs_here() {
@@ -135,7 +127,7 @@ fn a_device_with_registered_requests_is_deleted_and_its_server_killed_under_load
             ..Load::endless(server.blocks())
         }
         .start();
-        busy(&server);
+        wait_for_requests(&server.block(0), 100);
         registers(&mut server);
         if kill {
             server.kill();
@@ -172,7 +164,7 @@ fn a_device_with_registered_requests_is_taken_over_under_load_and_data_verifies(
             ..Load::paced(server.blocks())
         };
         let load = load.start();
-        busy(&server);
+        wait_for_requests(&server.block(0), 100);
         if kill {
             server.kill();
         } else {

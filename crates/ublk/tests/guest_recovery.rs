@@ -7,11 +7,11 @@ mod servers;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use servers::client::{Load, Mounted, RunningLoad, completed, run, text};
+use servers::client::{Load, Mounted, RunningLoad, completed, run, text, wait_for_requests};
 use servers::driver;
 use servers::world::{
-    DEADLINE, Scratch, Server, ServerOptions, Table, delete, is_requested, kernel_has, modes,
-    state, wait_for_state, wait_until,
+    DEADLINE, Scratch, Server, ServerOptions, Table, delete, is_requested, kernel_has,
+    requested_modes, state, wait_for_state, wait_until,
 };
 use ublk::sys;
 
@@ -33,16 +33,8 @@ fn recoverable<'a>(
     (first, next)
 }
 
-/// Waits until a device has done this many requests more.
-fn until_more(server: &Server, requests: u64) {
-    let before = completed(&server.block(0));
-    wait_until("the load goes on", DEADLINE, || {
-        completed(&server.block(0)) >= before + requests
-    });
-}
-
-/// The same, of a load that a slow guest may see end meanwhile: then it ended well, and the next one
-/// is begun.
+/// Waits until a device has completed this many requests more, of a load that a slow guest may see end
+/// meanwhile: then it ended well, and the next one is begun.
 fn until_more_of(server: &Server, requests: u64, (load, running): (&Load<'_>, &mut RunningLoad)) {
     let before = completed(&server.block(0));
     wait_until("the load goes on", DEADLINE, || {
@@ -56,10 +48,7 @@ fn until_more_of(server: &Server, requests: u64, (load, running): (&Load<'_>, &m
 
 #[test]
 fn a_killed_server_without_recovery_leaves_a_dead_device_that_can_be_deleted() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let server = ServerOptions {
             mode,
             queues: 2,
@@ -67,7 +56,7 @@ fn a_killed_server_without_recovery_leaves_a_dead_device_that_can_be_deleted() {
         }
         .start();
         let load = Load::endless(server.blocks()).start();
-        until_more(&server, 100);
+        wait_for_requests(&server.block(0), 100);
         server.kill();
         load.expect_failure();
         wait_for_state(0, sys::STATE_DEAD);
@@ -78,10 +67,7 @@ fn a_killed_server_without_recovery_leaves_a_dead_device_that_can_be_deleted() {
 
 #[test]
 fn a_killed_server_with_recovery_leaves_a_device_that_can_be_deleted_under_load() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let server = ServerOptions {
             mode,
             recovery: "reissue",
@@ -89,7 +75,7 @@ fn a_killed_server_with_recovery_leaves_a_device_that_can_be_deleted_under_load(
         }
         .start();
         let load = Load::endless(server.blocks()).start();
-        until_more(&server, 100);
+        wait_for_requests(&server.block(0), 100);
         server.kill();
         wait_for_state(0, sys::STATE_QUIESCED);
         delete([0]);
@@ -100,15 +86,12 @@ fn a_killed_server_with_recovery_leaves_a_device_that_can_be_deleted_under_load(
 
 #[test]
 fn a_successor_takes_over_under_load_and_no_client_sees_an_error() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let scratch = Scratch::new();
         let (first, next) = recoverable(&scratch, mode, 32);
         let server = first.start();
         let load = Load::paced(server.blocks()).start();
-        until_more(&server, 50);
+        wait_for_requests(&server.block(0), 50);
         server.kill();
         let server = next.start();
         assert_eq!(server.mode(0), mode);
@@ -162,13 +145,13 @@ fn a_device_outlives_twenty_servers_that_are_killed_and_restarted_at_once() {
     };
     let mut load = load.start();
     for round in 0..20 {
-        until_more(&server, 5);
+        wait_for_requests(&server.block(0), 5);
         assert!(load.is_running(), "the load ended in round {round}");
         server.kill();
         server = next.start();
         assert_eq!(driver::devices(), [0], "round {round}");
     }
-    until_more(&server, 5);
+    wait_for_requests(&server.block(0), 5);
     assert!(load.is_running(), "the load did not survive");
 }
 
@@ -225,7 +208,7 @@ fn a_planned_handover_quiesces_and_no_client_sees_an_error() {
     first.extra_args.push("--leave".into());
     let server = first.start();
     let load = Load::paced(server.blocks()).start();
-    until_more(&server, 50);
+    wait_for_requests(&server.block(0), 50);
     let (status, log) = server.terminate();
     assert!(status.success(), "{log}");
     assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{log}");

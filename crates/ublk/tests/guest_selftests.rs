@@ -8,22 +8,14 @@ mod servers;
 
 use std::time::Instant;
 
-use servers::client::{Load, RunningLoad, completed};
+use servers::client::{Load, RunningLoad, wait_for_requests};
 use servers::driver;
 use servers::figures::Figures;
 use servers::world::{
     DEADLINE, Scratch, Server, ServerOptions, Table, block, delete, inflight, is_block,
-    is_requested, kernel_has, modes, state, wait_for_state, wait_until,
+    is_requested, kernel_has, modes, requested_modes, state, wait_for_state, wait_until,
 };
 use ublk::sys;
-
-/// Waits until a load on a device is under way.
-fn busy(device: &std::path::Path) {
-    let before = completed(device);
-    wait_until("the load is under way", DEADLINE, || {
-        completed(device) > before + 50
-    });
-}
 
 /// part_02.
 #[test]
@@ -122,7 +114,9 @@ impl Stress {
                 .start()
             })
             .collect();
-        servers.iter().for_each(|server| busy(&server.block(0)));
+        servers
+            .iter()
+            .for_each(|server| wait_for_requests(&server.block(0), 50));
         Stress {
             ids: first..first + 3,
             servers,
@@ -227,7 +221,7 @@ fn check_recovery(mut serve: ServerOptions, fails: bool) {
     serve.extra_args.push("--recover".into());
     let hands_over = driver::features() & sys::F_QUIESCE != 0;
     for round in 0..2 {
-        busy(&server.block(0));
+        wait_for_requests(&server.block(0), 50);
         if round == 1 && hands_over {
             let (status, log) = server.terminate();
             assert!(status.success(), "{log}");
@@ -239,7 +233,7 @@ fn check_recovery(mut serve: ServerOptions, fails: bool) {
         assert_eq!(server.mode(0), serve.mode);
         assert_eq!(driver::devices(), [0], "round {round}");
         // The same client goes on; what it had under way failed, or not even that.
-        busy(&server.block(0));
+        wait_for_requests(&server.block(0), 50);
         assert!(load.is_running(), "round {round} of {serve:?}");
         if keeps_data {
             old(&server, "read");
@@ -254,10 +248,7 @@ fn check_recovery(mut serve: ServerOptions, fails: bool) {
 /// recover_01 to 04, and ublk/006.
 #[test]
 fn devices_of_every_kind_are_recovered_twice_with_and_without_reissue() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let kinds = [0, 1, 2].map(|legs| [("plain", legs), ("reissue", legs)]);
         for (recovery, legs) in kinds.into_iter().flatten() {
             let scratch = Scratch::new();
@@ -290,10 +281,7 @@ fn assert_deleted(ids: impl Iterator<Item = u32>) {
 /// ublk/004.
 #[test]
 fn a_device_is_deleted_at_once_after_its_server_was_killed() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         for recovery in ["none", "plain", "reissue"] {
             let server = ServerOptions {
                 queues: 2,
@@ -303,7 +291,7 @@ fn a_device_is_deleted_at_once_after_its_server_was_killed() {
             }
             .start();
             let load = Load::endless(server.blocks()).start();
-            busy(&server.block(0));
+            wait_for_requests(&server.block(0), 50);
             server.kill();
             delete([0]);
             load.expect_failure();
@@ -315,10 +303,7 @@ fn a_device_is_deleted_at_once_after_its_server_was_killed() {
 /// null_01 to 03.
 #[test]
 fn a_null_device_serves_reads_and_writes_in_every_mode() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let server = ServerOptions {
             mode,
             queues: 2,
@@ -373,10 +358,7 @@ fn limits_on_the_memory_of_requests_are_the_kernels_limits_in_every_mode() {
 /// generic_09, and more: what a ring's tables hold is far less than what its devices have.
 #[test]
 fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let scratch = Scratch::new();
         let server = ServerOptions {
             program: "file",

@@ -10,11 +10,11 @@ mod servers;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Instant;
 
-use servers::client::{Load, Mounted, completed, run, text};
+use servers::client::{Load, Mounted, run, text, wait_for_requests};
 use servers::driver;
 use servers::world::{
     DEADLINE, Scratch, ServerOptions, Table, delete, inflight, is_requested, kernel_has, modes,
-    requested_table, state, wait_for_state, wait_until,
+    requested_modes, requested_table, state, wait_for_state, wait_until,
 };
 use ublk::sys;
 
@@ -171,10 +171,7 @@ fn a_file_system_comes_back_clean_in_every_mode() {
 
 #[test]
 fn xfs_comes_back_clean_in_every_mode() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let scratch = Scratch::new();
         let server = file_server(&scratch, mode, 320).start();
         let device = server.block(0);
@@ -222,10 +219,7 @@ fn get_data_writes_through_a_pool_of_the_servers_own_wait_their_turn_and_verify(
 
 #[test]
 fn sixty_four_devices_on_one_ring_each_keep_their_own_data() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let scratch = Scratch::new();
         let server = ServerOptions {
             program: "file",
@@ -264,9 +258,7 @@ fn a_device_deleted_under_load_goes_and_its_client_is_told() {
         }
         .start();
         let load = Load::endless(server.blocks()).start();
-        wait_until("the load is under way", DEADLINE, || {
-            completed(&server.block(0)) > 100
-        });
+        wait_for_requests(&server.block(0), 100);
         driver::delete_async(id);
         load.expect_failure();
         // The number is free once the server has let go of it.
@@ -278,10 +270,7 @@ fn a_device_deleted_under_load_goes_and_its_client_is_told() {
 
 #[test]
 fn one_device_leaves_a_shared_ring_and_the_other_notices_nothing() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let scratch = Scratch::new();
         let server = ServerOptions {
             program: "file",
@@ -293,9 +282,7 @@ fn one_device_leaves_a_shared_ring_and_the_other_notices_nothing() {
         .start();
         let stays = Load::paced(vec![server.block(1)]).start();
         let goes = Load::endless(vec![server.block(0)]).start();
-        wait_until("the load is under way", DEADLINE, || {
-            completed(&server.block(0)) > 100
-        });
+        wait_for_requests(&server.block(0), 100);
         driver::stop(0);
         goes.expect_failure();
         stays.expect_success();
@@ -307,10 +294,7 @@ fn one_device_leaves_a_shared_ring_and_the_other_notices_nothing() {
 
 #[test]
 fn a_stripe_over_files_fans_out_and_its_data_verifies() {
-    if !is_requested(Table::All) {
-        return;
-    }
-    for mode in modes() {
+    for mode in requested_modes(Table::All) {
         let scratch = Scratch::new();
         let server = ServerOptions {
             program: "file",

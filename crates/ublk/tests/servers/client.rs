@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::world::is_block;
+use super::world::{DEADLINE, is_block, wait_until};
 
 /// Runs a program that must succeed, and answers what it printed.
 pub fn run(program: &str, args: &[&str]) -> String {
@@ -169,6 +169,14 @@ pub fn completed(device: &Path) -> u64 {
         .filter_map(|field| field.parse().ok())
         .collect();
     fields.first().unwrap_or(&0) + fields.get(4).unwrap_or(&0)
+}
+
+/// Waits until a block device has completed so many requests more: until a load is under way, or goes on.
+pub fn wait_for_requests(device: &Path, more: u64) {
+    let before = completed(device);
+    wait_until("the load goes on", DEADLINE, || {
+        completed(device) >= before + more
+    });
 }
 
 /// A mounted file system; unmounted when dropped.

@@ -74,6 +74,15 @@ pub fn modes() -> Vec<&'static str> {
     .collect()
 }
 
+/// The data modes in which rows of this size run here: none where they do not run.
+pub fn requested_modes(table: Table) -> Vec<&'static str> {
+    if is_requested(table) {
+        modes()
+    } else {
+        Vec::new()
+    }
+}
+
 /// Waits for a condition.
 pub fn wait_until(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + within;
