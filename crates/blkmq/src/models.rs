@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use loom::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 
 use crate::error::ErrorKind;
-use crate::{AdmittedRequest, Completer, Device, DeviceOptions, Kick, Queue};
+use crate::{Admission, AdmittedRequest, Completer, Device, DeviceOptions, Kick, Queue};
 
 type Outcome = (u32, Result<(), ErrorKind>);
 
@@ -62,6 +62,19 @@ impl TestTransport {
         (transport, queue)
     }
 
+    /// A device with one queue.
+    fn device_and_queue(depth: u16) -> (Arc<Device>, Arc<TestTransport>, Queue<u32>) {
+        let device = TestTransport::device();
+        let (transport, queue) = TestTransport::queue(&device, depth);
+        (device, transport, queue)
+    }
+
+    /// Runs the kicks that are left, and returns every completion.
+    fn finish(&self, queue: &mut Queue<u32>) -> Vec<Outcome> {
+        self.run_kicked(queue, complete);
+        self.done()
+    }
+
     /// What the owner does when it is woken: it runs the queue for each kick, and only for a kick.
     fn run_kicked(&self, queue: &mut Queue<u32>, mut handle: impl FnMut(AdmittedRequest<u32>)) {
         while self.take_kicks() > 0 {
@@ -79,6 +92,22 @@ impl TestTransport {
         let mut done = self.done.lock().unwrap().clone();
         done.sort_by_key(|(number, _)| *number);
         done
+    }
+}
+
+/// Admits a request, which nothing may hold up.
+fn admit_open(queue: &mut Queue<u32>, number: u32) -> AdmittedRequest<u32> {
+    match queue.admit(number) {
+        Admission::Run(request) => request,
+        other => panic!("the gate is open: {other:?}"),
+    }
+}
+
+/// Offers a request, which runs if it is admitted.
+fn admit(queue: &mut Queue<u32>, number: u32, go: impl FnOnce(AdmittedRequest<u32>)) {
+    match queue.admit(number) {
+        Admission::Run(request) => go(request),
+        Admission::Parked | Admission::Refused => {}
     }
 }
 

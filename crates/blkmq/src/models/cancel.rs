@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use loom::thread;
 
-use super::{TestTransport, check_model, complete};
+use super::{TestTransport, admit, admit_open, check_model, complete};
 use crate::error::ErrorKind;
 use crate::{
     Admission, CancelWork, ControlThread, Device, DeviceOptions, ParkReason, enter_ring_thread,
@@ -33,6 +33,23 @@ fn a_cancel_is_decided_once_however_many_call_for_it() {
 #[derive(Default)]
 struct PostedWork(Mutex<Vec<CancelWork>>);
 
+impl PostedWork {
+    /// A device whose ring threads post their work here.
+    fn device() -> (Arc<Device>, Arc<PostedWork>) {
+        let control = Arc::new(PostedWork::default());
+        let options = DeviceOptions {
+            control: Some(Arc::clone(&control) as _),
+            ..Default::default()
+        };
+        (Device::new("model", options), control)
+    }
+
+    fn run(&self) {
+        let work = std::mem::take(&mut *self.0.lock().unwrap());
+        work.into_iter().for_each(CancelWork::run);
+    }
+}
+
 impl ControlThread for PostedWork {
     fn post(&self, work: CancelWork) {
         self.0.lock().unwrap().push(work);
@@ -42,12 +59,7 @@ impl ControlThread for PostedWork {
 #[test]
 fn ring_threads_hand_a_cancel_over_once_and_do_not_sleep() {
     check_model(None, || {
-        let control = Arc::new(PostedWork::default());
-        let options = DeviceOptions {
-            control: Some(Arc::clone(&control) as _),
-            ..Default::default()
-        };
-        let device = Device::new("model", options);
+        let (device, control) = PostedWork::device();
         let ask = |device: &Arc<Device>| {
             let device = Arc::clone(device);
             thread::spawn(move || {
@@ -59,9 +71,7 @@ fn ring_threads_hand_a_cancel_over_once_and_do_not_sleep() {
         let direct = device.cancel(ErrorKind::Closed);
         let (one, two) = (one.join().unwrap(), two.join().unwrap());
         assert!(!(one && two), "both ring threads won");
-        std::mem::take(&mut *control.0.lock().unwrap())
-            .into_iter()
-            .for_each(CancelWork::run);
+        control.run();
         assert!(direct, "nothing was performed before it");
         assert_eq!(
             (device.counts().cancels, device.counts().grace_periods),
@@ -73,17 +83,10 @@ fn ring_threads_hand_a_cancel_over_once_and_do_not_sleep() {
 #[test]
 fn a_cancel_that_was_asked_for_before_a_rearm_is_void() {
     check_model(None, || {
-        let control = Arc::new(PostedWork::default());
-        let options = DeviceOptions {
-            control: Some(Arc::clone(&control) as _),
-            ..Default::default()
-        };
-        let device = Device::new("model", options);
+        let (device, control) = PostedWork::device();
         assert!(device.request_cancel(ErrorKind::Io));
         assert!(device.cancel(ErrorKind::Closed) && device.rearm());
-        std::mem::take(&mut *control.0.lock().unwrap())
-            .into_iter()
-            .for_each(CancelWork::run);
+        control.run();
         assert_eq!(device.counts().cancels, 1);
         assert!(
             device.request_cancel(ErrorKind::Io),
@@ -99,17 +102,13 @@ fn a_cancel_completes_what_is_parked_and_what_arrives() {
         let device = TestTransport::device();
         let (first, mut one) = TestTransport::queue(&device, 1);
         let (second, mut two) = TestTransport::queue(&device, 1);
-        let Admission::Run(request) = one.admit(1) else {
-            panic!("the gate is open")
-        };
+        let request = admit_open(&mut one, 1);
         let parker = thread::spawn(move || {
             request.park(ParkReason::Fetch);
             one
         });
         let arriver = thread::spawn(move || {
-            if let Admission::Run(request) = two.admit(2) {
-                complete(request);
-            }
+            admit(&mut two, 2, complete);
             two
         });
         device.cancel(ErrorKind::Closed);
@@ -128,13 +127,10 @@ fn a_cancel_completes_what_is_parked_and_what_arrives() {
 #[test]
 fn a_rearm_opens_the_device_and_every_queue() {
     check_model(None, || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
+        let (device, transport, mut queue) = TestTransport::device_and_queue(1);
         device.cancel(ErrorKind::Closed);
         let owner = thread::spawn(move || {
-            if let Admission::Run(request) = queue.admit(1) {
-                complete(request);
-            }
+            admit(&mut queue, 1, complete);
             queue
         });
         device.rearm();
@@ -155,11 +151,8 @@ fn a_rearm_opens_the_device_and_every_queue() {
 #[test]
 fn a_dropped_request_completes_once_and_is_counted() {
     check_model(None, || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
-        let Admission::Run(request) = queue.admit(1) else {
-            panic!("the gate is open")
-        };
+        let (device, transport, mut queue) = TestTransport::device_and_queue(1);
+        let request = admit_open(&mut queue, 1);
         let holder = thread::spawn(move || drop(request));
         holder.join().unwrap();
         assert_eq!(transport.done(), [(1, Err(ErrorKind::Io))]);
@@ -176,8 +169,7 @@ fn a_dropped_request_completes_once_and_is_counted() {
 #[test]
 fn no_request_path_sleeps_or_holds_a_small_lock_across_a_sleep() {
     check_model(None, || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 2);
+        let (device, transport, mut queue) = TestTransport::device_and_queue(2);
         let (a, b) = match (queue.admit(1), queue.admit(2)) {
             (Admission::Run(a), Admission::Run(b)) => (a, b),
             _ => panic!("the gate is open"),
@@ -209,16 +201,12 @@ fn two_queues_live_through_quiesce_and_cancel() {
         let (second, mut two) = TestTransport::queue(&device, 1);
         let handle = one.handle();
         let owner_one = thread::spawn(move || {
-            if let Admission::Run(request) = one.admit(1) {
-                complete(request);
-            }
+            admit(&mut one, 1, complete);
             one.run(complete);
             one
         });
         let owner_two = thread::spawn(move || {
-            if let Admission::Run(request) = two.admit(3) {
-                complete(request);
-            }
+            admit(&mut two, 3, complete);
             two
         });
         let submitter = thread::spawn(move || handle.submit(2));

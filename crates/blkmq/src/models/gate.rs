@@ -7,8 +7,8 @@ use loom::cell::UnsafeCell;
 use loom::future::block_on;
 use loom::thread;
 
-use super::{TestTransport, check_model, complete};
-use crate::{Admission, AdmittedRequest, ParkReason, Queue};
+use super::{TestTransport, admit, admit_open, check_model, complete};
+use crate::ParkReason;
 
 /// What a control operation changes while nothing is in flight: a geometry, say. Loom reports
 /// every access that another one does not come before.
@@ -40,19 +40,11 @@ impl Geometry {
     }
 }
 
-fn admit(queue: &mut Queue<u32>, number: u32, go: impl FnOnce(AdmittedRequest<u32>)) {
-    match queue.admit(number) {
-        Admission::Run(request) => go(request),
-        Admission::Parked | Admission::Refused => {}
-    }
-}
-
 /// P2, with the owner itself as the enqueuer.
 #[test]
 fn a_request_that_parks_while_the_gate_opens_is_run() {
     check_model(None, || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
+        let (device, transport, mut queue) = TestTransport::device_and_queue(1);
         let quiesced = device.quiesce();
         let owner = thread::spawn(move || {
             admit(&mut queue, 1, complete);
@@ -60,8 +52,11 @@ fn a_request_that_parks_while_the_gate_opens_is_run() {
         });
         drop(quiesced);
         let mut queue = owner.join().unwrap();
-        transport.run_kicked(&mut queue, complete);
-        assert_eq!(transport.done(), [(1, Ok(()))], "the request was lost");
+        assert_eq!(
+            transport.finish(&mut queue),
+            [(1, Ok(()))],
+            "the request was lost"
+        );
     });
 }
 
@@ -69,8 +64,7 @@ fn a_request_that_parks_while_the_gate_opens_is_run() {
 #[test]
 fn a_request_submitted_while_the_gate_opens_is_run() {
     check_model(Some(3), || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
+        let (device, transport, mut queue) = TestTransport::device_and_queue(1);
         let handle = queue.handle();
         let quiesced = device.quiesce();
         let submitter = thread::spawn(move || handle.submit(1));
@@ -81,8 +75,11 @@ fn a_request_submitted_while_the_gate_opens_is_run() {
         drop(quiesced);
         submitter.join().unwrap();
         let mut queue = owner.join().unwrap();
-        transport.run_kicked(&mut queue, complete);
-        assert_eq!(transport.done(), [(1, Ok(()))], "the request was lost");
+        assert_eq!(
+            transport.finish(&mut queue),
+            [(1, Ok(()))],
+            "the request was lost"
+        );
     });
 }
 
@@ -90,8 +87,7 @@ fn a_request_submitted_while_the_gate_opens_is_run() {
 #[test]
 fn a_saved_kick_is_not_lost() {
     check_model(None, || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
+        let (device, transport, mut queue) = TestTransport::device_and_queue(1);
         let quiesced = device.quiesce();
         admit(&mut queue, 1, complete);
         drop(quiesced);
@@ -104,8 +100,11 @@ fn a_saved_kick_is_not_lost() {
         });
         drop(quiesced);
         let mut queue = owner.join().unwrap();
-        transport.run_kicked(&mut queue, complete);
-        assert_eq!(transport.done(), [(1, Ok(()))], "the request was lost");
+        assert_eq!(
+            transport.finish(&mut queue),
+            [(1, Ok(()))],
+            "the request was lost"
+        );
     });
 }
 
@@ -114,8 +113,7 @@ fn a_saved_kick_is_not_lost() {
 #[test]
 fn nothing_runs_while_a_drained_device_is_changed() {
     check_model(Some(3), || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
+        let (device, transport, mut queue) = TestTransport::device_and_queue(1);
         let geometry = Geometry::new();
         let owner = {
             let geometry = Arc::clone(&geometry);
@@ -147,8 +145,7 @@ fn nothing_runs_while_a_drained_device_is_changed() {
 #[test]
 fn what_was_changed_while_quiesced_is_seen_by_what_runs_after() {
     check_model(None, || {
-        let device = TestTransport::device();
-        let (_rig, mut queue) = TestTransport::queue(&device, 1);
+        let (device, _rig, mut queue) = TestTransport::device_and_queue(1);
         let geometry = Geometry::new();
         let quiesced = device.quiesce();
         let owner = {
@@ -170,11 +167,8 @@ fn what_was_changed_while_quiesced_is_seen_by_what_runs_after() {
 #[test]
 fn a_drain_ends_with_the_last_completion() {
     check_model(None, || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
-        let Admission::Run(request) = queue.admit(1) else {
-            panic!("the gate is open")
-        };
+        let (device, transport, mut queue) = TestTransport::device_and_queue(1);
+        let request = admit_open(&mut queue, 1);
         let completer = thread::spawn(move || complete(request));
         let quiesced = device.quiesce();
         block_on(quiesced.drain());
@@ -192,17 +186,13 @@ fn a_drain_ends_with_the_last_completion() {
 #[test]
 fn a_request_without_a_tag_runs_when_one_comes_back() {
     check_model(None, || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
-        let Admission::Run(request) = queue.admit(1) else {
-            panic!("the gate is open")
-        };
+        let (_device, transport, mut queue) = TestTransport::device_and_queue(1);
+        let request = admit_open(&mut queue, 1);
         let completer = thread::spawn(move || complete(request));
         admit(&mut queue, 2, complete);
         completer.join().unwrap();
-        transport.run_kicked(&mut queue, complete);
         assert_eq!(
-            transport.done(),
+            transport.finish(&mut queue),
             [(1, Ok(())), (2, Ok(()))],
             "the second was lost"
         );
@@ -214,20 +204,16 @@ fn a_request_without_a_tag_runs_when_one_comes_back() {
 #[test]
 fn a_run_that_finds_no_tag_is_followed_by_a_kick() {
     check_model(Some(3), || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
-        let Admission::Run(request) = queue.admit(1) else {
-            panic!("the gate is open")
-        };
+        let (_device, transport, mut queue) = TestTransport::device_and_queue(1);
+        let request = admit_open(&mut queue, 1);
         let handle = queue.handle();
         let completer = thread::spawn(move || complete(request));
         let submitter = thread::spawn(move || handle.submit(2));
         transport.run_kicked(&mut queue, complete);
         completer.join().unwrap();
         submitter.join().unwrap();
-        transport.run_kicked(&mut queue, complete);
         assert_eq!(
-            transport.done(),
+            transport.finish(&mut queue),
             [(1, Ok(())), (2, Ok(()))],
             "the second was lost"
         );
@@ -239,17 +225,17 @@ fn a_run_that_finds_no_tag_is_followed_by_a_kick() {
 fn a_wake_before_the_park_is_not_lost() {
     for reason in [ParkReason::Fetch, ParkReason::Space, ParkReason::Sync] {
         check_model(None, move || {
-            let device = TestTransport::device();
-            let (transport, mut queue) = TestTransport::queue(&device, 1);
-            let Admission::Run(request) = queue.admit(1) else {
-                panic!("the gate is open")
-            };
+            let (_device, transport, mut queue) = TestTransport::device_and_queue(1);
+            let request = admit_open(&mut queue, 1);
             let waker = request.waker().clone();
             let engine = thread::spawn(move || waker.wake());
             request.park(reason);
             engine.join().unwrap();
-            transport.run_kicked(&mut queue, complete);
-            assert_eq!(transport.done(), [(1, Ok(()))], "the wake was lost");
+            assert_eq!(
+                transport.finish(&mut queue),
+                [(1, Ok(()))],
+                "the wake was lost"
+            );
         });
     }
 }
@@ -258,11 +244,8 @@ fn a_wake_before_the_park_is_not_lost() {
 #[test]
 fn a_parked_request_is_not_in_flight_and_survives_a_quiesce() {
     check_model(Some(2), || {
-        let device = TestTransport::device();
-        let (transport, mut queue) = TestTransport::queue(&device, 1);
-        let Admission::Run(request) = queue.admit(1) else {
-            panic!("the gate is open")
-        };
+        let (device, transport, mut queue) = TestTransport::device_and_queue(1);
+        let request = admit_open(&mut queue, 1);
         let waker = request.waker().clone();
         let owner = thread::spawn(move || {
             request.park(ParkReason::Fetch);
@@ -275,7 +258,6 @@ fn a_parked_request_is_not_in_flight_and_survives_a_quiesce() {
         drop(quiesced);
         engine.join().unwrap();
         let mut queue = owner.join().unwrap();
-        transport.run_kicked(&mut queue, complete);
-        assert_eq!(transport.done(), [(1, Ok(()))]);
+        assert_eq!(transport.finish(&mut queue), [(1, Ok(()))]);
     });
 }
