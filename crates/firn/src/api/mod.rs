@@ -24,9 +24,8 @@ mod upgrade;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
 use axum::extract::{Extension, Path, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -35,7 +34,7 @@ use self::audit::AuditNote;
 use self::caller::Caller;
 use self::completion::run_to_completion;
 use self::gate::Gate;
-use self::json_body::{parse, parse_or_default};
+use self::json_body::{JsonBody, JsonBodyOrDefault};
 use crate::access::Role;
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
@@ -100,10 +99,8 @@ async fn list(State(control): Shared) -> Answer<VolumeList> {
 async fn create(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBody(request): JsonBody<CreateVolume>,
 ) -> Result<Response> {
-    let request: CreateVolume = parse(&headers, &body)?;
     note.set(&format!("{}, {} bytes", request.name, request.size_bytes));
     let created = control.create(request).await?;
     Ok((StatusCode::CREATED, axum::Json(created)).into_response())
@@ -121,10 +118,8 @@ async fn resize(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
     Path(name): Path<String>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBody(request): JsonBody<ResizeRequest>,
 ) -> Answer<Volume> {
-    let request: ResizeRequest = parse(&headers, &body)?;
     note.set(&format!("to {} bytes", request.size_bytes));
     let resized = async move { control.resize(&name, request.size_bytes).await };
     run_to_completion(resized).await.map(axum::Json)
@@ -135,10 +130,8 @@ async fn attach(
     Extension(note): Extension<AuditNote>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBodyOrDefault(request): JsonBodyOrDefault<AttachRequest>,
 ) -> Answer<Attachment> {
-    let request: AttachRequest = parse_or_default(&headers, &body)?;
     if request.take_over {
         note.set("take-over");
         caller.require(Role::Admin, "declaring a loss with take_over")?;
@@ -152,10 +145,8 @@ async fn detach(
     Extension(note): Extension<AuditNote>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBodyOrDefault(request): JsonBodyOrDefault<DetachRequest>,
 ) -> Result<StatusCode> {
-    let request: DetachRequest = parse_or_default(&headers, &body)?;
     if request.force {
         note.set("force");
         caller.require(Role::Admin, "detaching what is in use with force")?;
@@ -175,10 +166,8 @@ async fn gc_state(State(control): Shared) -> axum::Json<GcState> {
 async fn collect_garbage(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBodyOrDefault(request): JsonBodyOrDefault<GcRequest>,
 ) -> Answer<GcPass> {
-    let request: GcRequest = parse_or_default(&headers, &body)?;
     note.set(if request.dry_run { "dry run" } else { "a pass" });
     let pass = async move { control.collect_garbage(request.dry_run).await };
     run_to_completion(pass).await.map(axum::Json)
@@ -187,10 +176,8 @@ async fn collect_garbage(
 async fn forget_volume(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBody(request): JsonBody<ForgetRequest>,
 ) -> Result<StatusCode> {
-    let request: ForgetRequest = parse(&headers, &body)?;
     note.set(&format!("volume {}", request.volume_id));
     run_to_completion(async move { control.forget_volume(&request.volume_id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -208,10 +195,8 @@ async fn fork_tail(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
     Path(id): Path<String>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBody(request): JsonBody<ForkRequest>,
 ) -> Result<Response> {
-    let request: ForkRequest = parse(&headers, &body)?;
     note.set(&format!("to {}", request.name));
     let forked = run_to_completion(async move { control.fork_tail(&id, request).await }).await?;
     Ok((StatusCode::CREATED, axum::Json(forked)).into_response())
@@ -221,10 +206,8 @@ async fn drop_tail(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
     Path(id): Path<String>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBodyOrDefault(request): JsonBodyOrDefault<DropRequest>,
 ) -> Result<StatusCode> {
-    let request: DropRequest = parse_or_default(&headers, &body)?;
     if request.force {
         note.set("force");
     }

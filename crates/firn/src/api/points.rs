@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
 use axum::extract::{Extension, Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 
 use super::audit::AuditNote;
 use super::completion::run_to_completion;
-use super::json_body::parse;
+use super::json_body::JsonBody;
 use crate::control_plane::ControlPlane;
 use crate::failure::Result;
 use crate::model::{CreateSnapshot, Diff, ForkVolume, Restored, SnapshotList};
@@ -45,10 +44,8 @@ async fn create(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
     Path(name): Path<String>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBody(request): JsonBody<CreateSnapshot>,
 ) -> Result<Response> {
-    let request: CreateSnapshot = parse(&headers, &body)?;
     note.set(&request.name);
     let created = async move { control.create_snapshot(&name, request).await };
     let created = run_to_completion(created).await?;
@@ -76,10 +73,8 @@ async fn fork(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
     Path(name): Path<String>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBody(request): JsonBody<ForkVolume>,
 ) -> Result<Response> {
-    let request: ForkVolume = parse(&headers, &body)?;
     note.set(&format!("to {}", request.name));
     let forked = async move { control.fork_volume(&name, request).await };
     let forked = run_to_completion(forked).await?;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
 use axum::extract::Extension;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -12,7 +11,7 @@ use zeroize::Zeroizing;
 use super::audit::AuditNote;
 use super::caller::{Caller, Peer, Proof};
 use super::gate::Gate;
-use super::json_body::parse;
+use super::json_body::JsonBody;
 use super::sessions::{self, Sessions};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{OpenSession, SessionInfo};
@@ -42,10 +41,8 @@ async fn open(
     Extension(gate): Extension<Arc<Gate>>,
     Extension(peer): Extension<Peer>,
     Extension(note): Extension<AuditNote>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBody(request): JsonBody<OpenSession>,
 ) -> Result<Response> {
-    let request: OpenSession = parse(&headers, &body)?;
     let token = Zeroizing::new(request.token);
     let tokens = gate.rules.tokens.as_ref();
     let Some(tokens) = tokens.filter(|_| matches!(peer, Peer::Tcp { .. })) else {

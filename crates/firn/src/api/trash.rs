@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
 use axum::extract::{Extension, Path, Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 use serde::Deserialize;
 
 use super::audit::AuditNote;
 use super::completion::run_to_completion;
-use super::json_body::parse_or_default;
+use super::json_body::JsonBodyOrDefault;
 use crate::control_plane::ControlPlane;
 use crate::failure::Result;
 use crate::model::{RestoreTrashed, TrashList, Volume};
@@ -57,10 +56,8 @@ async fn restore(
     State(control): Shared,
     Extension(note): Extension<AuditNote>,
     Path(id): Path<String>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBodyOrDefault(request): JsonBodyOrDefault<RestoreTrashed>,
 ) -> Result<axum::Json<Volume>> {
-    let request: RestoreTrashed = parse_or_default(&headers, &body)?;
     if let Some(name) = &request.name {
         note.set(&format!("as {name}"));
     }

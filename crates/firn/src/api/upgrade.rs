@@ -6,15 +6,14 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use super::audit::AuditNote;
 use super::caller::{Caller, Proof};
-use super::json_body::parse_or_default;
+use super::json_body::JsonBodyOrDefault;
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{UpgradeRequest, UpgradeState};
@@ -31,10 +30,8 @@ async fn begin(
     State(control): State<Arc<ControlPlane>>,
     Extension(note): Extension<AuditNote>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Bytes,
+    JsonBodyOrDefault(request): JsonBodyOrDefault<UpgradeRequest>,
 ) -> Result<Response> {
-    let request: UpgradeRequest = parse_or_default(&headers, &body)?;
     if let Some(program) = &request.program {
         note.set(&format!("to {}", program.display()));
         if caller.proof != Proof::Credentials {
