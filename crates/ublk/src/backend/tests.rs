@@ -417,5 +417,5 @@ fn what_is_parked_when_the_server_leaves_stays_with_the_driver() {
     rig.with(|source, port| source.on_stop(port));
     rig.deliver_returned();
     assert_eq!(rig.stats().abandoned, 1);
-    assert!(rig.detached());
+    assert!(rig.is_detached());
 }

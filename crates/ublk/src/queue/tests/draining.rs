@@ -1,6 +1,9 @@
 //! A queue whose device may leave the server alone: it drains, and then resumes or is released.
 
+use zerocopy::FromBytes;
+
 use super::*;
+use crate::sys::IoCommand;
 
 fn events_of<H: Handler>(rig: &Rig<H>) -> Vec<String> {
     rig.observer.0.lock().unwrap().clone()
@@ -25,7 +28,7 @@ fn a_queue_rests_when_it_has_answered_what_it_had_and_takes_nothing_up() {
     rig.come(2, READ, 8);
     assert!(handler.kept.lock().unwrap().is_empty(), "taken up");
     assert_eq!(events_of(&rig), ["drained 0"], "told once");
-    assert!(!rig.detached());
+    assert!(!rig.is_detached());
 }
 
 #[test]
@@ -47,7 +50,7 @@ fn what_came_to_a_queue_that_rested_is_served_when_it_goes_on() {
         rig.deliver_returned();
         assert_eq!(rig.committed(2), 3 * 4096);
         assert_eq!(rig.stats().abandoned, 0);
-        assert!(!rig.detached());
+        assert!(!rig.is_detached());
     }
 }
 
@@ -77,9 +80,9 @@ fn a_queue_that_is_let_go_leaves_with_its_last_idle_tag() {
         "the handler is not told before"
     );
     wake(&mut rig, KEY_RELEASE);
-    assert!(!rig.detached(), "a tag is with the driver");
+    assert!(!rig.is_detached(), "a tag is with the driver");
     rig.come(2, READ, 8);
-    assert!(rig.detached());
+    assert!(rig.is_detached());
     assert!(handler.kept.lock().unwrap().is_empty(), "taken up");
     assert_eq!(rig.stats().abandoned, 2);
     assert_eq!(events_of(&rig), ["drained 0", "aborted 0"]);
@@ -94,7 +97,7 @@ fn a_device_that_is_stopped_while_its_queue_rests_has_what_came_answered() {
     wake(&mut rig, KEY_RESUME);
     assert_eq!(rig.committed(0), 4096);
     rig.answer(CommandKind::Fetch, 0, sys::RESULT_ABORT);
-    assert!(rig.detached());
+    assert!(rig.is_detached());
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn a_reactor_that_stops_leaves_what_came_to_a_queue_that_rests() {
     wake(&mut rig, KEY_DRAIN);
     rig.come(0, READ, 8);
     rig.with(|source, port| source.on_stop(port));
-    assert!(rig.detached());
+    assert!(rig.is_detached());
     assert_eq!(rig.stats().abandoned, 1);
     assert!(handler.kept.lock().unwrap().is_empty(), "taken up");
 }
@@ -127,5 +130,5 @@ fn pages_that_the_driver_put_into_a_slot_are_taken_out_where_a_queue_is_let_go()
     assert_eq!((of.tag, of.addr), (0, 0), "of the first tag and slot");
     let token = *token;
     rig.with(|source, port| source.on_completion(port, token, Completion::Command(0)));
-    assert!(rig.detached());
+    assert!(rig.is_detached());
 }

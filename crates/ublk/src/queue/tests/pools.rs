@@ -130,7 +130,7 @@ fn what_waits_for_a_slot_when_the_server_leaves_is_left_and_not_handed_out_after
     let registers =
         |op: &Op| matches!(op, Op::Command(command) if command.opcode() == sys::IO_REGISTER_BUFFER);
     assert!(!rig.port.ops.iter().any(|(_, op)| registers(op)));
-    assert!(rig.detached());
+    assert!(rig.is_detached());
 }
 
 #[test]
