@@ -123,7 +123,7 @@ impl EntityAddr {
     }
 
     fn decode_body(r: &mut Reader<'_>) -> Result<Self, WireError> {
-        let (_, mut body) = r.versioned(1, "address")?;
+        let (_, mut body) = r.enter_versioned(1, "address")?;
         let kind = AddrKind::from_wire(body.u32("address kind")?);
         let nonce = body.u32("address nonce")?;
         let raw = body.bytes("socket address")?;

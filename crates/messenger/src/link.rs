@@ -126,21 +126,21 @@ impl Link {
     }
 
     #[cfg(test)]
-    pub(crate) fn message_begun(&self) -> bool {
-        self.decoder.message_begun()
+    pub(crate) fn is_mid_message(&self) -> bool {
+        self.decoder.is_mid_message()
     }
 
     /// Stages a frame.
     pub(crate) fn emit(&mut self, frame: &Frame) {
         let before = self.tx.len();
         self.sealer.seal(frame, &mut self.tx);
-        if self.recording() {
+        if self.is_recording() {
             self.tx.copy_from(before, &mut self.sent_bytes);
         }
     }
 
     /// The signatures cover everything before them.
-    fn recording(&self) -> bool {
+    fn is_recording(&self) -> bool {
         matches!(self.phase, Phase::Banner(_) | Phase::Hello | Phase::Auth)
     }
 
@@ -152,7 +152,7 @@ impl Link {
     ) -> Result<Option<Step>, Fault> {
         loop {
             let before = *input;
-            let recording = self.recording();
+            let recording = self.is_recording();
             if let Phase::Banner(decoder) = &mut self.phase {
                 let banner = decoder.decode(input)?;
                 self.received_bytes

@@ -168,7 +168,7 @@ struct Inner {
     bytes: usize,
     count: usize,
     kicked: bool,
-    wants: WorkerOrders,
+    orders: WorkerOrders,
     next_ticket: u64,
     /// Callers that wait for room.
     waiting: usize,
@@ -208,7 +208,7 @@ impl OutQueue {
             bytes: 0,
             count: 0,
             kicked: true,
-            wants: WorkerOrders::default(),
+            orders: WorkerOrders::default(),
             next_ticket: 0,
             waiting: 0,
             canary_seq: 0,
@@ -253,7 +253,7 @@ impl OutQueue {
         let message = Arc::new(message);
         let mut inner = self.inner.lock(Site::Send);
         let reason = loop {
-            if inner.closing() {
+            if inner.is_closing() {
                 break Refusal::Closed;
             }
             if inner.has_room(&self.bounds) {
@@ -291,7 +291,7 @@ impl OutQueue {
         let (mut inner, in_time) = self.room.wait(inner, deadline);
         inner.waiting -= 1;
         // A wake-up that came together with the deadline is used if there is room.
-        if in_time || inner.has_room(&self.bounds) || inner.closing() {
+        if in_time || inner.has_room(&self.bounds) || inner.is_closing() {
             (inner, Ok(()))
         } else {
             (inner, Err(Refusal::TimedOut))
@@ -301,10 +301,10 @@ impl OutQueue {
     /// Asks for a keepalive to the peer. Passes the bound; wakes a parked session.
     pub fn keepalive(&self) -> Result<Kick, Refusal> {
         let mut inner = self.inner.lock(Site::Keepalive);
-        if inner.closing() {
+        if inner.is_closing() {
             return Err(Refusal::Closed);
         }
-        inner.wants.keepalive = true;
+        inner.orders.keepalive = true;
         Ok(inner.kick())
     }
 
@@ -312,10 +312,10 @@ impl OutQueue {
     /// is done. Passes the bound.
     pub fn acknowledge(&self, seq: u64) -> Result<Kick, Refusal> {
         let mut inner = self.inner.lock(Site::Control);
-        if inner.closing() {
+        if inner.is_closing() {
             return Err(Refusal::Closed);
         }
-        inner.wants.done = inner.wants.done.max(Some(seq));
+        inner.orders.done = inner.orders.done.max(Some(seq));
         Ok(inner.kick())
     }
 
@@ -323,10 +323,10 @@ impl OutQueue {
     /// back in the session's `Closed` event.
     pub fn close(&self) -> Kick {
         let mut inner = self.inner.lock(Site::Control);
-        if inner.closing() {
+        if inner.is_closing() {
             return Kick::Nobody;
         }
-        inner.wants.close = true;
+        inner.orders.close = true;
         drop(inner);
         self.room.notify_all();
         // The worker may owe the queue a look only once it is connected; this cannot wait for it.
@@ -377,8 +377,8 @@ impl OutQueue {
 
 impl Inner {
     /// Closed, or asked to.
-    fn closing(&self) -> bool {
-        self.state == State::Closed || self.wants.close
+    fn is_closing(&self) -> bool {
+        self.state == State::Closed || self.orders.close
     }
 
     fn has_room(&self, bounds: &Bounds) -> bool {

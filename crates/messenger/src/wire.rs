@@ -134,7 +134,7 @@ impl<'a> Reader<'a> {
 
     /// Enters a versioned structure (version, oldest compatible version, length): the version and
     /// a cursor over the body alone. What a newer sender appended to the body is skipped.
-    pub fn versioned(
+    pub fn enter_versioned(
         &mut self,
         understood: u8,
         field: &'static str,
@@ -227,7 +227,7 @@ mod tests {
         bytes.put_versioned(9, 1, &[7, 0, 0, 0, 99, 99]);
         bytes.put_u8(42);
         let mut r = Reader::new(&bytes);
-        let (version, mut body) = r.versioned(1, "thing").unwrap();
+        let (version, mut body) = r.enter_versioned(1, "thing").unwrap();
         assert_eq!((version, body.u32("field").unwrap()), (9, 7));
         assert_eq!(r.u8("next").unwrap(), 42);
     }
@@ -236,6 +236,6 @@ mod tests {
     fn a_structure_that_declares_itself_incompatible_is_refused() {
         let mut bytes = Vec::new();
         bytes.put_versioned(9, 8, &[]);
-        assert!(Reader::new(&bytes).versioned(7, "thing").is_err());
+        assert!(Reader::new(&bytes).enter_versioned(7, "thing").is_err());
     }
 }

@@ -19,6 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 pub struct SharedWords {
     start: NonNull<u8>,
     bytes: usize,
+    /// Whether the pages are locked; without it a host that swaps can make a store wait.
     locked: bool,
 }
 
@@ -69,11 +70,6 @@ impl SharedWords {
                 self.bytes / size_of::<u64>(),
             )
         }
-    }
-
-    /// Whether the pages are locked; without it a host that swaps can make a store wait.
-    pub fn locked(&self) -> bool {
-        self.locked
     }
 }
 

@@ -51,7 +51,7 @@ pub trait Port {
     /// Gives buffer slots back. Nothing of the kernel's may be in them.
     fn release_buffer_slots(&mut self, slots: &[u16]);
 
-    /// Asks for a call of the source's `turn` at the end of this turn.
+    /// Asks for a call of the source's `on_turn` at the end of this turn.
     fn request_turn(&mut self);
 
     /// The time of this turn, as [`monotonic_ns`](crate::monotonic_ns) counts it. A reactor reads the
@@ -60,7 +60,7 @@ pub trait Port {
         monotonic_ns()
     }
 
-    /// A waker that calls the source's `woken` with `key`, from any thread.
+    /// A waker that calls the source's `on_wake` with `key`, from any thread.
     fn waker(&self, key: u64) -> Waker;
 
     /// Leaves the reactor at the end of this turn.

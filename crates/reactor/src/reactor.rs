@@ -116,7 +116,7 @@ impl Reactor {
     }
 
     /// Whether its thread is an I/O flusher ([`Config::io_flusher`]).
-    pub fn io_flusher(&self) -> bool {
+    pub fn is_io_flusher(&self) -> bool {
         self.io_flusher
     }
 

@@ -46,11 +46,11 @@ pub(crate) enum Move {
 pub(crate) enum Stage<B: Backend> {
     /// To be planned (again).
     Plan,
-    /// MovePlan, waiting for a buffer.
+    /// Planned; waits for a buffer.
     Buffer,
-    /// MovePlan; a write's bytes come from its window.
+    /// Planned; a write's bytes come from its window.
     CopyIn,
-    /// MovePlan; bytes are moving.
+    /// Planned; bytes are moving.
     Moving(Move),
     /// Done; a read's bytes go to its window.
     CopyOut,

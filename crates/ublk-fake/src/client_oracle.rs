@@ -31,7 +31,6 @@ pub struct ClientOracle {
     requests: BTreeMap<ClientId, (Range<u64>, InFlight)>,
     /// The generation of the write that was filled last.
     filled: u32,
-    completed: u64,
 }
 
 impl ClientOracle {
@@ -41,18 +40,12 @@ impl ClientOracle {
             sectors: SectorOracle::new(0, sectors),
             requests: BTreeMap::new(),
             filled: 0,
-            completed: 0,
         }
     }
 
     /// Requests in flight.
     pub fn in_flight(&self) -> usize {
         self.requests.len()
-    }
-
-    /// Requests that completed.
-    pub fn completed(&self) -> u64 {
-        self.completed
     }
 
     /// Whether a request in flight overlaps these sectors.
@@ -102,7 +95,6 @@ impl ClientOracle {
         let Some((_, in_flight)) = self.requests.remove(&id) else {
             return Err(format!("{id:?} completed twice, or was never submitted"));
         };
-        self.completed += 1;
         match (in_flight, answer) {
             (InFlight::Read(read), Ok(bytes)) => return self.sectors.check_bytes(&read, bytes),
             (InFlight::Read(_), Err(_)) | (InFlight::Flush, _) => {}

@@ -105,7 +105,7 @@ impl Grant {
 
     /// Whether a request's data can be read and written on the character device, whatever the
     /// mode.
-    pub fn user_copy(&self) -> bool {
+    pub fn has_user_copy(&self) -> bool {
         self.flags.has(sys::F_USER_COPY)
     }
 }
@@ -153,7 +153,7 @@ fn choose_mode(
     if let ModeChoice::Only(mode) = choice {
         return match obstacle(mode) {
             None => Ok(mode),
-            Some(reason) => Err(mode_refused(mode, reason, modes)),
+            Some(reason) => Err(mode_error(mode, reason, modes)),
         };
     }
     for mode in DataMode::LADDER {
@@ -180,7 +180,7 @@ fn choose_mode(
     ))
 }
 
-fn mode_refused(mode: DataMode, reason: MissingReason, modes: Modes) -> Error {
+fn mode_error(mode: DataMode, reason: MissingReason, modes: Modes) -> Error {
     let (kind, detail, remedy) = match reason {
         MissingReason::Handler => (
             ErrorKind::HandlerMismatch,
@@ -223,7 +223,7 @@ fn choose_capabilities(
             continue;
         };
         if want == Want::Require {
-            return Err(capability_refused(capability, reason));
+            return Err(capability_error(capability, reason));
         }
         let feature = RequestedFeature::Capability(capability);
         missing.push(MissingFeature { feature, reason });
@@ -262,7 +262,7 @@ fn obstacle(
     }
 }
 
-fn capability_refused(capability: Capability, reason: MissingReason) -> Error {
+fn capability_error(capability: Capability, reason: MissingReason) -> Error {
     let name = Features::from_bits(capability.flag());
     let (kind, detail, remedy) = match reason {
         MissingReason::KernelLacks { since } => (
@@ -309,7 +309,7 @@ pub fn check_grant(
     let in_mode = DataMode::of_flags(info.flags);
     if in_mode != ask.mode || lacking.bits() & ask.mode.flags() != 0 {
         return Err(
-            mode_refused(ask.mode, MissingReason::NotGranted, Modes::ALL).on_device(info.device),
+            mode_error(ask.mode, MissingReason::NotGranted, Modes::ALL).on_device(info.device)
         );
     }
     let mut missing = ask.missing;
@@ -319,7 +319,7 @@ pub fn check_grant(
         }
         if spec.wants.of(capability) == Want::Require {
             return Err(
-                capability_refused(capability, MissingReason::NotGranted).on_device(info.device)
+                capability_error(capability, MissingReason::NotGranted).on_device(info.device)
             );
         }
         missing.push(MissingFeature {

@@ -28,15 +28,15 @@ const OSD_EXISTS_AND_UP: u32 = 3;
 impl OsdMap {
     /// Reads a full map. Newer fields are behind the ones read here and are skipped.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let (_, mut outer) = Reader::new(bytes).versioned(8, "osd map")?;
-        let (_, mut r) = outer.versioned(16, "client part of the osd map")?;
+        let (_, mut outer) = Reader::new(bytes).enter_versioned(8, "osd map")?;
+        let (_, mut r) = outer.enter_versioned(16, "client part of the osd map")?;
         r.take(16, "fsid")?;
         let epoch = r.u32("epoch")?;
         r.take(16, "times")?;
         let mut by_id = BTreeMap::new();
         for _ in 0..r.count(8, "pools")? {
             let id = r.i64("pool id")?;
-            let (_, mut pool) = r.versioned(40, "pool")?;
+            let (_, mut pool) = r.enter_versioned(40, "pool")?;
             pool.u8("pool type")?;
             let size = pool.u8("pool size")?;
             pool.u8("crush rule")?;

@@ -70,7 +70,7 @@ impl Decoder {
 
     /// Whether a message's header was received and its payload not yet, for a canary.
     #[cfg(test)]
-    pub(crate) fn message_begun(&self) -> bool {
+    pub(crate) fn is_mid_message(&self) -> bool {
         matches!(&self.stage, Stage::Tail { preamble, .. } if preamble.tag == super::Tag::Message)
     }
 

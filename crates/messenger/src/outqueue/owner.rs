@@ -124,25 +124,25 @@ impl LockedQueue<'_> {
 
     /// Whether nothing is queued and nothing was requested.
     pub fn is_idle(&self) -> bool {
-        let wants = &self.inner.wants;
+        let wants = &self.inner.orders;
         let asked = wants.keepalive || wants.done.is_some() || wants.close;
         self.inner.queue.is_empty() && !asked
     }
 
     /// Whether the application requested the end of the session.
-    pub fn close_asked(&self) -> bool {
-        self.inner.wants.close
+    pub fn is_close_requested(&self) -> bool {
+        self.inner.orders.close
     }
 
     fn next(&mut self, next_seq: &mut u64, keep: bool) -> Next {
         let inner = &mut *self.inner;
-        if inner.wants.close {
+        if inner.orders.close {
             return Next::Close;
         }
-        if std::mem::take(&mut inner.wants.keepalive) {
+        if std::mem::take(&mut inner.orders.keepalive) {
             return Next::Keepalive;
         }
-        if let Some(seq) = inner.wants.done.take() {
+        if let Some(seq) = inner.orders.done.take() {
             return Next::Done(seq);
         }
         let Some(mut entry) = inner.queue.pop_front() else {
@@ -227,8 +227,8 @@ impl LockedQueue<'_> {
         }
     }
 
-    /// Parks the session if there is nothing to do: state and `kicked` change in one hold with the
-    /// check the queue, so the first send after it kicks, and only the first.
+    /// Parks the session if there is nothing to do. State and `kicked` change under the same hold of the
+    /// lock as the check, so the first send after it kicks, and only the first.
     pub fn park_if_idle(&mut self) -> bool {
         let idle = self.is_idle();
         if idle {

@@ -384,7 +384,7 @@ impl Session {
         #[cfg(test)]
         if canary::active!("ack_before_in_order_receipt")
             && let Some(io) = self.link.as_ref().and_then(|l| l.io.as_ref())
-            && io.message_begun()
+            && io.is_mid_message()
         {
             self.in_seq += 1;
         }

@@ -272,7 +272,7 @@ impl Session {
             }
             _ => {}
         }
-        if self.owner.lock().close_asked() {
+        if self.owner.lock().is_close_requested() {
             self.close(cx, CloseReason::ByOwner);
         }
     }

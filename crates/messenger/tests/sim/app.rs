@@ -33,7 +33,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    fn received(&mut self, stream: u64, index: u64, expect: Option<u64>) -> Result<(), String> {
+    fn on_received(&mut self, stream: u64, index: u64, expect: Option<u64>) -> Result<(), String> {
         if expect.is_some_and(|e| e != stream) {
             return Err(format!(
                 "stream {stream} came in the session of stream {expect:?}"
@@ -56,7 +56,7 @@ impl Ledger {
 
     /// The sender's session ended: what it got back is the end of what it sent, and everything
     /// before that was delivered.
-    fn closed(&mut self, stream: u64, unacknowledged: &[u64]) -> Result<(), String> {
+    fn on_closed(&mut self, stream: u64, unacknowledged: &[u64]) -> Result<(), String> {
         let s = self.streams.entry(stream).or_default();
         s.closed = true;
         let kept = s
@@ -171,13 +171,13 @@ impl Endpoint {
         revoked
     }
 
-    pub(super) fn received(
+    pub(super) fn on_received(
         &mut self,
         m: &ReceivedMessage,
         ledger: &mut Ledger,
     ) -> Result<(), String> {
         let (stream, index) = read(m)?;
-        ledger.received(stream, index, self.peer_stream)?;
+        ledger.on_received(stream, index, self.peer_stream)?;
         self.peer_stream = Some(stream);
         self.last_seq = m.seq;
         Ok(())
@@ -200,13 +200,13 @@ impl Endpoint {
         ledger.done(self.stream, tid)
     }
 
-    pub(super) fn closed(
+    pub(super) fn on_closed(
         &self,
         unacknowledged: &[Arc<Message>],
         ledger: &mut Ledger,
     ) -> Result<(), String> {
         let tids: Vec<u64> = unacknowledged.iter().map(|m| m.tid).collect();
-        ledger.closed(self.stream, &tids)
+        ledger.on_closed(self.stream, &tids)
     }
 
     /// Whether everything it wanted to send arrived.

@@ -306,7 +306,7 @@ impl World {
         };
         match event {
             Event::Opened { .. } => self.coverage.reopened += 1,
-            Event::Message(m) => endpoint.received(&m, &mut self.ledger)?,
+            Event::Message(m) => endpoint.on_received(&m, &mut self.ledger)?,
             Event::Done { tid, .. } => {
                 endpoint.on_done(tid, &mut self.ledger)?;
                 self.coverage.done += 1;
@@ -320,7 +320,7 @@ impl World {
                 reason,
                 unacknowledged,
             } => {
-                endpoint.closed(&unacknowledged, &mut self.ledger)?;
+                endpoint.on_closed(&unacknowledged, &mut self.ledger)?;
                 self.coverage.unacknowledged += unacknowledged.len() as u64;
                 if !app::is_excused(&reason, self.restarts) {
                     return Err(format!("host {host}: a session ended: {reason}"));

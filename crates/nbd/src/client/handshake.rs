@@ -143,7 +143,7 @@ impl<S: Read + Write> Client<S> {
                 wire::REP_INFO => is_told |= self.learn(&reply.data)?,
                 wire::REP_ACK if is_told => return Ok(()),
                 wire::REP_ACK => return Err(ClientError::Protocol("it does not say the size")),
-                error => return Err(refused(name, error, &reply.data)),
+                error => return Err(refusal_error(name, error, &reply.data)),
             }
         }
         Err(ClientError::Protocol(
@@ -191,7 +191,7 @@ fn text(text: &str) -> Vec<u8> {
     bytes
 }
 
-fn refused(name: &str, error: u32, said: &[u8]) -> ClientError {
+fn refusal_error(name: &str, error: u32, said: &[u8]) -> ClientError {
     let said = String::from_utf8_lossy(said).into_owned();
     let why = match error {
         _ if !said.is_empty() => said,

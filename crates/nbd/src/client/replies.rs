@@ -83,7 +83,7 @@ impl<S: Read + Write> Client<S> {
             text.get(..count)
         });
         let said = String::from_utf8_lossy(said.unwrap_or_default());
-        Ok(Some(failed(sent, u32::from_be_bytes(*error), &said)))
+        Ok(Some(request_error(sent, u32::from_be_bytes(*error), &said)))
     }
 
     /// The reply to a request that brings nothing.
@@ -92,7 +92,7 @@ impl<S: Read + Write> Client<S> {
         loop {
             match self.header(sent)? {
                 Header::Simple { error: 0 } => return outcome,
-                Header::Simple { error } => return Err(failed(sent, error, "")),
+                Header::Simple { error } => return Err(request_error(sent, error, "")),
                 Header::Chunk {
                     kind,
                     is_last,
@@ -125,7 +125,7 @@ impl<S: Read + Write> Client<S> {
                 Header::Simple { error: 0 } => {
                     return Err(ClientError::Protocol("a read is answered without data"));
                 }
-                Header::Simple { error } => return Err(failed(sent, error, "")),
+                Header::Simple { error } => return Err(request_error(sent, error, "")),
                 Header::Chunk {
                     kind,
                     is_last,
@@ -276,7 +276,7 @@ fn covers_exactly(mut parts: Vec<Range<usize>>, bytes: usize) -> bool {
     }) && end == bytes
 }
 
-fn failed(sent: SentRequest, error: u32, said: &str) -> ClientError {
+fn request_error(sent: SentRequest, error: u32, said: &str) -> ClientError {
     let why = match said {
         "" => error_text(error),
         said => said.to_owned(),

@@ -2,8 +2,8 @@
 //! chosen, then [`Decoder`] for the requests. Bytes go in, events and reply bytes come out.
 //!
 //! Neither allocates on a length that it has not checked, neither panics on any input, and both
-//! may be fed one byte at a time. Reference: the protocol document of the NetworkBlockDevice
-//! project (doc/proto.md and its extension for extended headers), fixed newstyle. Answers are
+//! may be fed one byte at a time. Reference: the protocol document of the NBD project
+//! (doc/proto.md and its extension for extended headers), fixed newstyle. Answers are
 //! simple replies, or the chunks of structured replies or extended headers ([`Headers`]).
 
 mod directory;

@@ -27,7 +27,7 @@ fn one(limits: &Limits, bytes: &[u8]) -> Event {
 }
 
 /// The error of the request with cookie 7 that was refused.
-fn refused(event: &Event) -> Option<u32> {
+fn refusal_of(event: &Event) -> Option<u32> {
     match event {
         Event::Refused(Refusal { to, error, why }) => {
             assert!(to.cookie == 7 && !why.is_empty());
@@ -128,7 +128,7 @@ fn write_zeroes_takes_no_hole_and_fast_zero_and_no_other_command_does() {
         let zeroes = one(&LIMITS, &header(flag, wire::CMD_WRITE_ZEROES, 7, 0, 512));
         assert!(matches!(zeroes, Event::Request(_)), "{zeroes:?}");
         let trim = one(&LIMITS, &header(flag, wire::CMD_TRIM, 7, 0, 512));
-        assert_eq!(refused(&trim), Some(wire::EINVAL));
+        assert_eq!(refusal_of(&trim), Some(wire::EINVAL));
     }
 }
 
@@ -158,7 +158,7 @@ fn what_lies_outside_the_export_is_refused_with_the_error_clients_expect() {
     ] {
         for offset in [end, end - 512, u64::MAX - 511] {
             let event = one(&LIMITS, &header(0, code, 7, offset, 1024));
-            assert_eq!(refused(&event), Some(error));
+            assert_eq!(refusal_of(&event), Some(error));
         }
     }
 }
@@ -174,7 +174,7 @@ fn unaligned_empty_and_oversized_requests_are_refused() {
         ] {
             let event = one(&LIMITS, &header(0, code, 7, offset, length));
             assert_eq!(
-                refused(&event),
+                refusal_of(&event),
                 Some(wire::EINVAL),
                 "{code} {offset} {length}"
             );
@@ -186,13 +186,13 @@ fn unaligned_empty_and_oversized_requests_are_refused() {
         ..LIMITS
     };
     assert_eq!(
-        refused(&one(&large, &header(0, wire::CMD_READ, 7, 512, 512))),
+        refusal_of(&one(&large, &header(0, wire::CMD_READ, 7, 512, 512))),
         Some(wire::EINVAL)
     );
     let read = header(0, wire::CMD_READ, 7, 0, PAYLOAD_BYTES_MAX + 4096);
-    assert_eq!(refused(&one(&large, &read)), Some(wire::EINVAL));
+    assert_eq!(refusal_of(&one(&large, &read)), Some(wire::EINVAL));
     assert_eq!(
-        refused(&one(&large, &header(0, wire::CMD_FLUSH, 7, 0, 512))),
+        refusal_of(&one(&large, &header(0, wire::CMD_FLUSH, 7, 0, 512))),
         Some(wire::EINVAL)
     );
 }
@@ -205,7 +205,7 @@ fn a_read_only_export_refuses_every_change_and_still_reads_and_flushes() {
     };
     for code in [wire::CMD_WRITE, wire::CMD_TRIM, wire::CMD_WRITE_ZEROES] {
         assert_eq!(
-            refused(&one(&limits, &header(0, code, 7, 0, 512))),
+            refusal_of(&one(&limits, &header(0, code, 7, 0, 512))),
             Some(wire::EPERM)
         );
     }
@@ -227,8 +227,8 @@ fn unknown_commands_and_flags_are_refused_and_the_session_goes_on() {
         at += consumed;
         event
     };
-    assert_eq!(refused(&step()), Some(wire::EINVAL));
-    assert_eq!(refused(&step()), Some(wire::EINVAL));
+    assert_eq!(refusal_of(&step()), Some(wire::EINVAL));
+    assert_eq!(refusal_of(&step()), Some(wire::EINVAL));
     assert!(matches!(step(), Event::Request(r) if r.cookie == 8));
     assert_eq!(step(), Event::NeedMore);
 }
@@ -251,7 +251,7 @@ fn the_payload_of_a_refused_write_is_skipped() {
                 }
             }
         }
-        assert_eq!(refused(&events[0]), Some(wire::ENOSPC));
+        assert_eq!(refusal_of(&events[0]), Some(wire::ENOSPC));
         assert!(matches!(events[1], Event::Request(r) if r.cookie == 8));
         assert_eq!(events.len(), 2);
     }
@@ -304,7 +304,7 @@ fn session(headers: Headers) -> Session {
     Session { headers, contexts }
 }
 
-fn extended(flags: u16, command: u16, offset: u64, length: u64) -> Vec<u8> {
+fn extended_request(flags: u16, command: u16, offset: u64, length: u64) -> Vec<u8> {
     let mut out = wire::EXTENDED_REQUEST_MAGIC.to_be_bytes().to_vec();
     out.extend(flags.to_be_bytes());
     out.extend(command.to_be_bytes());
@@ -318,8 +318,8 @@ fn extended(flags: u16, command: u16, offset: u64, length: u64) -> Vec<u8> {
 fn block_status_needs_a_selected_context_and_df_needs_structured_replies() {
     let status = header(wire::CMD_FLAG_REQ_ONE, wire::CMD_BLOCK_STATUS, 7, 0, 4096);
     let df = header(wire::CMD_FLAG_DF, wire::CMD_READ, 7, 0, 4096);
-    assert_eq!(refused(&one(&LIMITS, &status)), Some(wire::EINVAL));
-    assert_eq!(refused(&one(&LIMITS, &df)), Some(wire::EINVAL));
+    assert_eq!(refusal_of(&one(&LIMITS, &status)), Some(wire::EINVAL));
+    assert_eq!(refusal_of(&one(&LIMITS, &df)), Some(wire::EINVAL));
     let mut decoder = Decoder::new(session(Headers::Structured));
     let (_, event) = decoder.next(&status, &LIMITS);
     assert!(matches!(event, Event::Request(r) if r.req_one), "{event:?}");
@@ -353,32 +353,35 @@ fn extended_headers_carry_lengths_of_64_bits_where_nothing_is_transferred() {
         wire::CMD_BLOCK_STATUS,
         wire::CMD_CACHE,
     ] {
-        let (_, event) = decoder.next(&extended(0, code, 0, 1 << 45), &limits);
+        let (_, event) = decoder.next(&extended_request(0, code, 0, 1 << 45), &limits);
         assert!(
             matches!(event, Event::Request(r) if r.length == 1 << 45),
             "{event:?}"
         );
     }
-    let (_, event) = decoder.next(&extended(0, wire::CMD_READ, 0, 1 << 33), &limits);
-    assert_eq!(refused(&event), Some(wire::EINVAL));
-    let (_, event) = decoder.next(&extended(0, wire::CMD_TRIM, 512, u64::MAX - 511), &limits);
-    assert_eq!(refused(&event), Some(wire::EINVAL));
+    let (_, event) = decoder.next(&extended_request(0, wire::CMD_READ, 0, 1 << 33), &limits);
+    assert_eq!(refusal_of(&event), Some(wire::EINVAL));
+    let (_, event) = decoder.next(
+        &extended_request(0, wire::CMD_TRIM, 512, u64::MAX - 511),
+        &limits,
+    );
+    assert_eq!(refusal_of(&event), Some(wire::EINVAL));
 }
 
 #[test]
 fn an_extended_payload_is_taken_off_the_stream_whatever_it_belongs_to() {
     let flag = wire::CMD_FLAG_PAYLOAD_LEN;
-    let mut bytes = extended(0, wire::CMD_WRITE, 0, 512);
+    let mut bytes = extended_request(0, wire::CMD_WRITE, 0, 512);
     for code in [wire::CMD_BLOCK_STATUS, wire::CMD_READ, 99] {
-        bytes.extend(extended(flag, code, 0, 24));
+        bytes.extend(extended_request(flag, code, 0, 24));
         bytes.extend([0xff; 24]);
     }
-    bytes.extend(extended(flag, wire::CMD_WRITE, 0, 512));
+    bytes.extend(extended_request(flag, wire::CMD_WRITE, 0, 512));
     let mut decoder = Decoder::new(session(Headers::Extended));
     let mut at = 0;
     for _ in 0..4 {
         let (consumed, event) = decoder.next(&bytes[at..], &LIMITS);
-        assert_eq!(refused(&event), Some(wire::EINVAL));
+        assert_eq!(refusal_of(&event), Some(wire::EINVAL));
         at += consumed;
     }
     let (_, event) = decoder.next(&bytes[at..], &LIMITS);
@@ -388,7 +391,7 @@ fn an_extended_payload_is_taken_off_the_stream_whatever_it_belongs_to() {
     );
     assert_eq!(decoder.payload_bytes_left(), 512);
     let (length, mut decoder) = (1 << 40, Decoder::new(session(Headers::Extended)));
-    let (_, event) = decoder.next(&extended(flag, wire::CMD_WRITE, 0, length), &LIMITS);
+    let (_, event) = decoder.next(&extended_request(flag, wire::CMD_WRITE, 0, length), &LIMITS);
     assert!(
         matches!(event, Event::Violated(Violation::Oversized { .. })),
         "{event:?}"

@@ -98,8 +98,8 @@ impl Intake {
     }
 
     /// What was received and not consumed, while no receive is in flight.
-    pub(super) fn unconsumed(&self) -> &[u8] {
-        let received = self.received().unwrap_or_default();
+    pub(super) fn unconsumed_bytes(&self) -> &[u8] {
+        let received = self.received_bytes().unwrap_or_default();
         received.get(self.start..self.end).unwrap_or_default()
     }
 
@@ -146,11 +146,11 @@ impl Intake {
             self.receive(cx, socket);
             return None;
         }
-        self.received()?.get(self.start..self.end)
+        self.received_bytes()?.get(self.start..self.end)
     }
 
     /// What was received, in the clear.
-    fn received(&self) -> Option<&[u8]> {
+    fn received_bytes(&self) -> Option<&[u8]> {
         match &self.plain {
             Some(plain) => Some(plain),
             None => self.staging.as_deref(),
@@ -267,7 +267,7 @@ impl Intake {
         };
         let there = self.end - self.start;
         let taken = there.min(buf.len() - incoming.filled);
-        if let Some(received) = self.received().filter(|_| taken > 0) {
+        if let Some(received) = self.received_bytes().filter(|_| taken > 0) {
             let to = &mut buf[incoming.filled..incoming.filled + taken];
             to.copy_from_slice(&received[self.start..self.start + taken]);
             self.start += taken;

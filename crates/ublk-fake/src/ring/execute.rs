@@ -81,7 +81,7 @@ impl Ring {
             } => {
                 let mut bytes = vec![0; len as usize];
                 let read = self.read(file, offset, &mut bytes);
-                let moved = read.and_then(|()| self.fixed(slot, at, true, &mut bytes));
+                let moved = read.and_then(|()| self.move_fixed(slot, at, true, &mut bytes));
                 Completion::Fixed(moved)
             }
             Op::WriteFixed {
@@ -92,7 +92,7 @@ impl Ring {
                 len,
             } => {
                 let mut bytes = vec![0; len as usize];
-                let moved = self.fixed(slot, at, false, &mut bytes);
+                let moved = self.move_fixed(slot, at, false, &mut bytes);
                 Completion::Fixed(moved.and_then(|()| self.write(file, offset, &mut bytes)))
             }
             Op::Sync { .. } => Completion::Sync(Ok(())),
@@ -100,7 +100,7 @@ impl Ring {
         }
     }
 
-    fn fixed(&self, slot: u16, at: u32, into: bool, bytes: &mut [u8]) -> io::Result<()> {
+    fn move_fixed(&self, slot: u16, at: u32, into: bool, bytes: &mut [u8]) -> io::Result<()> {
         let moved = self.driver.move_fixed(self.id, slot, at, into, bytes);
         moved.map_err(|errno| io::Error::from_raw_os_error(-errno))
     }

@@ -1,4 +1,4 @@
-//! ControlDevice commands, typed: each with a deadline, each with the kernel's errno.
+//! Commands of the driver's control device, typed: each with a deadline, each with the kernel's errno.
 //!
 //! [`ControlDevice`] may be used from any thread; its commands wait for the driver, so never from a
 //! thread that runs a ring. Commands of several threads are in flight at the same time: one that hangs

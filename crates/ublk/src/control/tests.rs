@@ -42,7 +42,7 @@ impl ScriptPort {
         Arc::new(port)
     }
 
-    fn asked(&self) -> Vec<Command> {
+    fn commands(&self) -> Vec<Command> {
         self.script.asked.lock().unwrap().clone()
     }
 }
@@ -107,7 +107,7 @@ fn an_interrupted_command_is_repeated_with_the_same_argument() {
         ..Params::default()
     };
     control.set_params(4, &params).unwrap();
-    let asked = port.asked();
+    let asked = port.commands();
     assert_eq!(asked.len(), 4);
     assert_eq!(asked[1], asked[3]);
     assert_eq!(asked[3].argument.bytes(), params.as_bytes());
@@ -137,7 +137,7 @@ fn the_kernels_errno_is_told_and_nothing_is_tried_instead() {
         .unwrap_err();
     assert_eq!(error.errno(), Some(libc::EEXIST));
     assert_eq!(error.device(), Some(4));
-    assert_eq!(port.asked().len(), 2);
+    assert_eq!(port.commands().len(), 2);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_command_that_the_kernel_lacks_is_refused_with_the_kernel_that_has_it() {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.remedy().contains(since), "{error}");
     }
-    assert_eq!(port.asked().len(), 1, "the kernel was not asked");
+    assert_eq!(port.commands().len(), 1, "the kernel was not asked");
 }
 
 #[test]

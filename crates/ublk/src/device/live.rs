@@ -214,7 +214,7 @@ impl LiveDevice {
                 return Ok(());
             }
             if !backoff.sleep() {
-                return quiesced.and(Err(self.served.not_detached()));
+                return quiesced.and(Err(self.served.not_detached_error()));
             }
         }
     }

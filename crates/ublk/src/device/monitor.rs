@@ -191,7 +191,7 @@ impl QueueMonitor {
     }
 
     /// The number of queues of which the driver has begun to abort the tags.
-    pub(super) fn aborted(&self) -> usize {
+    pub(super) fn aborted_queues(&self) -> usize {
         self.state().aborted
     }
 }

@@ -149,7 +149,7 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> OpenProcedure<'_, H, B> {
         };
         match DeviceState::of(&info) {
             DeviceState::Dead => self.delete_dead(),
-            DeviceState::Live => Ok(Attempt::Retry(self.still_served(&info))),
+            DeviceState::Live => Ok(Attempt::Retry(self.still_served_error(&info))),
             DeviceState::Quiesced | DeviceState::FailIo => self.recover(&info),
             DeviceState::Unknown(state) => Err(Error::new(
                 Operation::Info,
@@ -165,7 +165,7 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> OpenProcedure<'_, H, B> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    fn still_served(&self, info: &DeviceInfo) -> Error {
+    fn still_served_error(&self, info: &DeviceInfo) -> Error {
         let (detail, remedy) = if has_visible_server(info) {
             (
                 format!("process {} serves it", info.server_pid),

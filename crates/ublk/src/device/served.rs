@@ -153,7 +153,7 @@ impl ServedDevice {
         if self.monitor.wait_detached(deadline) {
             return Ok(());
         }
-        Err(self.not_detached())
+        Err(self.not_detached_error())
     }
 
     /// Waits until all queues have detached, then closes the character device.
@@ -161,8 +161,8 @@ impl ServedDevice {
         self.wait_detached(deadline)
     }
 
-    pub(super) fn not_detached(&self) -> Error {
-        let aborted = self.monitor.aborted();
+    pub(super) fn not_detached_error(&self) -> Error {
+        let aborted = self.monitor.aborted_queues();
         Error::new(
             Operation::Exit,
             ErrorKind::TimedOut,

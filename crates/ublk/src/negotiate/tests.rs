@@ -80,7 +80,7 @@ fn auto_takes_the_best_mode_of_each_kernel() {
 #[test]
 fn zero_copy_brings_user_copy_beside_it() {
     let granted = negotiate(&spec(), &offer(LINUX_7_2), LINUX_7_2, Modes::ALL).unwrap();
-    assert!(granted.user_copy());
+    assert!(granted.has_user_copy());
     assert!(granted.flags.has(sys::F_ZERO_COPY | sys::F_AUTO_BUFFER));
 }
 

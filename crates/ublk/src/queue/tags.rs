@@ -131,7 +131,7 @@ impl Tags {
     }
 
     /// The number of tags that the server has.
-    pub(super) fn owned(&self) -> u16 {
+    pub(super) fn count_with_server(&self) -> u16 {
         use TagState::{Abandoned, Backoff, Preparing, Waiting, WithHandler};
         [WithHandler, Waiting, Preparing, Backoff, Abandoned]
             .iter()

@@ -79,7 +79,7 @@ impl<B: Backend> Connection<B> {
         };
         let ahead = match canary::active!("bytes_that_came_ahead_are_dropped") {
             true => &[],
-            false => self.intake.unconsumed(),
+            false => self.intake.unconsumed_bytes(),
         };
         let header = match canary::active!("begun_header_is_forgotten") {
             true => &[],

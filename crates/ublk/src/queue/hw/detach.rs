@@ -124,7 +124,7 @@ impl HwQueue {
     fn begin_abort<P: Port>(&mut self, port: &mut P) {
         self.counters
             .owned_at_abort
-            .set(u64::from(self.tags.owned()));
+            .set(u64::from(self.tags.count_with_server()));
         self.phase = Phase::Aborted { grace_over: false };
         port.submit(
             token::queue_token(OpKind::GraceTimer, 0),
