@@ -217,6 +217,10 @@ impl Store for WatchedStore {
     fn describe_hazard(&self) -> Option<String> {
         self.inner.describe_hazard()
     }
+
+    fn set_bare_tags(&self, bare: bool) -> bool {
+        self.inner.set_bare_tags(bare)
+    }
 }
 
 /// An opened store.
@@ -356,6 +360,12 @@ impl StoreAccess {
         let opened = self.open().await?;
         let report = store::probe(&opened.bare, self.settings.single_writer).await;
         let report = report.inspect_err(|error| self.note_error(error))?;
+        if report.bare_tags {
+            tracing::info!(
+                store = %opened.bare.name(),
+                "the store takes an ETag in If-Match only without its quotes; firn sends it so"
+            );
+        }
         let store = if report.can_fence() {
             opened.faulty
         } else {

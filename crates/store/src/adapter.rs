@@ -9,6 +9,7 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -26,6 +27,8 @@ use crate::{Error, Kind, Op, Result, Store, Version, check_key};
 pub struct ObjectStoreAdapter {
     inner: Arc<dyn ObjectStore>,
     name: String,
+    /// Whether versions go without their quotes, where that can be chosen.
+    bare_tags: Option<Arc<AtomicBool>>,
 }
 
 /// By name alone: the inner store may hold credentials.
@@ -43,7 +46,22 @@ impl ObjectStoreAdapter {
         ObjectStoreAdapter {
             inner,
             name: name.into(),
+            bare_tags: None,
         }
+    }
+
+    /// The same, able to send ETags without their quotes ([`Store::set_bare_tags`]): to a store that speaks S3.
+    #[must_use]
+    pub fn allowing_bare_tags(self) -> Self {
+        ObjectStoreAdapter {
+            bare_tags: Some(Arc::default()),
+            ..self
+        }
+    }
+
+    fn sends_bare_tags(&self) -> bool {
+        let bare = self.bare_tags.as_ref();
+        bare.is_some_and(|bare| bare.load(Ordering::Acquire))
     }
 
     async fn write(&self, op: Op, key: &str, bytes: Bytes, mode: PutMode) -> Result<Version> {
@@ -150,7 +168,11 @@ impl Store for ObjectStoreAdapter {
     }
 
     async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version> {
-        let mode = PutMode::Update(split_tags(version));
+        let mut tags = split_tags(version);
+        if self.sends_bare_tags() {
+            tags.e_tag = tags.e_tag.map(without_quotes);
+        }
+        let mode = PutMode::Update(tags);
         self.write(Op::Update, key, bytes, mode).await
     }
 
@@ -183,6 +205,14 @@ impl Store for ObjectStoreAdapter {
 
     fn name(&self) -> String {
         self.name.clone()
+    }
+
+    fn set_bare_tags(&self, bare: bool) -> bool {
+        let Some(flag) = &self.bare_tags else {
+            return false;
+        };
+        flag.store(bare, Ordering::Release);
+        true
     }
 }
 
@@ -219,6 +249,15 @@ fn split_tags(version: &Version) -> UpdateVersion {
     UpdateVersion {
         e_tag,
         version: number,
+    }
+}
+
+/// What stands between the quotes of a strong ETag; anything else stays as it is.
+fn without_quotes(tag: String) -> String {
+    let inner = tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"'));
+    match inner {
+        Some(inner) if !inner.is_empty() => inner.to_owned(),
+        _ => tag,
     }
 }
 

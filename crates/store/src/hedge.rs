@@ -208,4 +208,8 @@ impl<S: Store> Store for HedgedStore<S> {
     fn describe_hazard(&self) -> Option<String> {
         self.inner.describe_hazard()
     }
+
+    fn set_bare_tags(&self, bare: bool) -> bool {
+        self.inner.set_bare_tags(bare)
+    }
 }

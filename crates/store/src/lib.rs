@@ -114,6 +114,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn describe_hazard(&self) -> Option<String> {
         None
     }
+
+    /// From now on names versions in `If-Match` without the quotes of their ETag, or with them again; whether
+    /// this store can. For [`probe`] alone, which tests the other form where the right one is refused.
+    fn set_bare_tags(&self, bare: bool) -> bool {
+        let _ = bare;
+        false
+    }
 }
 
 #[async_trait]
@@ -152,5 +159,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn describe_hazard(&self) -> Option<String> {
         (**self).describe_hazard()
+    }
+
+    fn set_bare_tags(&self, bare: bool) -> bool {
+        (**self).set_bare_tags(bare)
     }
 }

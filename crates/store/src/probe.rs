@@ -56,6 +56,8 @@ pub struct ProbeReport {
     pub update_of_missing: bool,
     /// Identical content written again has a new version. Not needed, worth knowing.
     pub fresh_versions: bool,
+    /// `update` works if ETags are sent without their quotes, and only then; they are from now on.
+    pub bare_tags: bool,
     /// Nothing is known by which two hosts could both win all the same ([`Store::describe_hazard`]).
     pub keeps_hosts_apart: bool,
 }
@@ -138,7 +140,7 @@ fn describe_shortcoming(report: &ProbeReport) -> &'static str {
 }
 
 async fn test_and_clean(store: &dyn Store, scratch: &str) -> Result<ProbeReport> {
-    let tested = test(store, scratch).await;
+    let tested = test_both_forms(store, scratch).await;
     // What a failed test left is small, named "probe" and in nobody's way.
     let cleaned = match store.list("probe/").await {
         Ok(left) => {
@@ -152,6 +154,34 @@ async fn test_and_clean(store: &dyn Store, scratch: &str) -> Result<ProbeReport>
     };
     let report = tested?;
     cleaned.map(|()| report)
+}
+
+/// Some servers compare what stands between the quotes of an ETag with all of `If-Match`, quotes included, and so
+/// refuse every replacement (Ceph radosgw before its quotes were mended). To them it is sent without, if that passes
+/// every test that the right form has to pass: a server that takes a bare ETag for no condition lets several win.
+async fn test_both_forms(store: &dyn Store, scratch: &str) -> Result<ProbeReport> {
+    // An earlier probe may have been given up half-way.
+    store.set_bare_tags(false);
+    let quoted = test(store, scratch).await?;
+    let refuses_all = (quoted.create, quoted.update) == (Condition::OneWins, Condition::NobodyWins);
+    if !refuses_all || !store.set_bare_tags(true) {
+        return Ok(quoted);
+    }
+    let bare = test(store, &format!("{scratch}-bare")).await;
+    if let Ok(bare) = &bare
+        && (bare.can_fence() || canary::active!("bare_tags_unproven"))
+    {
+        return Ok(ProbeReport {
+            bare_tags: true,
+            ..*bare
+        });
+    }
+    store.set_bare_tags(false);
+    match bare {
+        // It does not take a bare ETag for one: what was found of the right form stands.
+        Err(error) if error.kind() == Kind::Invalid => Ok(quoted),
+        bare => bare.map(|_| quoted),
+    }
 }
 
 async fn test(store: &dyn Store, scratch: &str) -> Result<ProbeReport> {
@@ -176,6 +206,7 @@ async fn test(store: &dyn Store, scratch: &str) -> Result<ProbeReport> {
         update,
         update_of_missing: test_missing(store, scratch).await?,
         fresh_versions: test_versions(store, scratch).await?,
+        bare_tags: false,
         keeps_hosts_apart: store.describe_hazard().is_none(),
     })
 }

@@ -204,6 +204,10 @@ impl<S: Store> Store for RetryStore<S> {
     fn describe_hazard(&self) -> Option<String> {
         self.inner.describe_hazard()
     }
+
+    fn set_bare_tags(&self, bare: bool) -> bool {
+        self.inner.set_bare_tags(bare)
+    }
 }
 
 #[cfg(test)]

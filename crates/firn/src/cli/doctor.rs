@@ -396,7 +396,11 @@ fn describe_store(checked: &CheckedStore, args: &DoctorArgs) -> Vec<Finding> {
 fn describe_conditions(checked: &CheckedStore) -> Finding {
     let CheckedStore { name, report, .. } = checked;
     if report.can_fence() {
-        let found = format!("{name}: conditional PUT works, so a second server is kept out");
+        let how = match report.bare_tags {
+            true => " (If-Match without the quotes of an ETag)",
+            false => "",
+        };
+        let found = format!("{name}: conditional PUT works{how}, so a second server is kept out");
         return Finding::new("store", Verdict::Good, found);
     }
     if let Some(hazard) = &checked.hazard {
@@ -549,6 +553,7 @@ mod tests {
                 update,
                 update_of_missing: true,
                 fresh_versions: true,
+                bare_tags: false,
                 keeps_hosts_apart: true,
             };
             describe_conditions(&CheckedStore {

@@ -54,7 +54,11 @@ pub(crate) fn open(scheme: &str, rest: &str) -> Result<SharedStore> {
         Some(endpoint) => format!("{} at {endpoint}", url.plain),
         None => url.plain.clone(),
     };
-    Ok(Arc::new(ObjectStoreAdapter::new(inner, name)))
+    let store = ObjectStoreAdapter::new(inner, name);
+    Ok(Arc::new(match scheme {
+        "s3" => store.allowing_bare_tags(),
+        _ => store,
+    }))
 }
 
 type ParsedStore = (Arc<dyn ObjectStore>, Option<String>);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use s3_testbed::{Minio, MinioConfig};
-use store::{Kind, SharedStore, Store};
+use store::{Kind, SharedStore, Store, probe};
 
 /// Starts a server with an empty bucket `firn`; `None`, and says so, where there is none to start.
 pub fn start_minio() -> Option<Minio> {
@@ -89,6 +89,10 @@ pub async fn check_contract(store: &dyn Store) {
 /// Eight writers, each with a client of its own, replace one object for twenty rounds: one wins each.
 pub async fn check_races(url: &str) {
     let writers: Vec<_> = (0..8).map(|_| store::open_url(url).unwrap()).collect();
+    let report = probe(&writers[0], false).await.unwrap();
+    for writer in &writers {
+        writer.set_bare_tags(report.bare_tags);
+    }
     let mut version = writers[0].create("counter", bytes("0")).await.unwrap();
     for round in 1..=20 {
         let attempts = writers.iter().enumerate().map(|(n, writer)| {
@@ -102,7 +106,11 @@ pub async fn check_races(url: &str) {
         for (n, result) in join_all(attempts).await.into_iter().enumerate() {
             match result.unwrap() {
                 Ok(version) => won.push((n, version)),
-                Err(error) => assert_eq!(error.kind(), Kind::PreconditionFailed, "{error}"),
+                // Ceph radosgw answers 500 to some losers: who is told nothing reads back.
+                Err(error) => assert!(
+                    matches!(error.kind(), Kind::PreconditionFailed | Kind::Unknown),
+                    "{error}"
+                ),
             }
         }
         let [(n, newer)] = won.as_slice() else {
