@@ -13,6 +13,7 @@ mod package;
 mod process;
 mod sim;
 mod soak;
+mod stores;
 mod test;
 mod tidy;
 mod vm;
@@ -54,6 +55,8 @@ enum Command {
     Sim(sim::Arguments),
     /// Use many disks of one server for a time, in a guest, and judge every sector that is read
     Soak(soak::Arguments),
+    /// Get, start and use foreign object stores, one after the other: is each still what docs/stores.md says?
+    Stores(stores::Arguments),
     /// Run a command under another kernel: packaged, emulated, with a scratch disk
     Vm(vm::Arguments),
 }
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Tidy(arguments) => tidy::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
+        Command::Stores(arguments) => stores::run(&arguments),
         Command::Soak(arguments) => match soak::run(&arguments) {
             Ok(status) => return status,
             Err(failure) => Err(failure),

@@ -8,6 +8,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::stores::programs;
 use crate::{Failure, process, vm};
 
 const MODULE: &str = "github.com/minio/minio";
@@ -62,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Whether it can be built here, or is there already.
 pub(crate) fn is_available() -> bool {
-    program().is_file() || Command::new("go").arg("version").output().is_ok()
+    program().is_file() || programs::is_installed("go", "version")
 }
 
 /// Tells tests where the server is, and the keys for it.
@@ -73,30 +74,15 @@ pub(crate) fn set_environment(command: &mut Command) {
         .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY);
 }
 
+fn folder() -> PathBuf {
+    vm::cache().join("minio").join(VERSION)
+}
+
 fn program() -> PathBuf {
-    vm::cache().join("minio").join(VERSION).join("minio")
+    folder().join("minio")
 }
 
 /// Builds it if it is missing; where it is.
 pub(crate) fn build() -> Result<PathBuf, Failure> {
-    let program = program();
-    if program.is_file() {
-        return Ok(program);
-    }
-    let folder = program.parent().ok_or("the cache has no folder")?;
-    let new = folder.with_extension(format!("new-{}", std::process::id()));
-    std::fs::create_dir_all(&new)
-        .map_err(|error| format!("cannot make {}: {error}", new.display()))?;
-    let mut go = Command::new("go");
-    go.args(["install", "-trimpath", "-ldflags=-s -w"])
-        .arg(format!("{MODULE}@{VERSION}"))
-        .env("GOBIN", new.canonicalize()?)
-        .env("GOFLAGS", "-buildvcs=false");
-    process::run(&mut go)?;
-    if std::fs::rename(&new, folder).is_err() && !program.is_file() {
-        return Err(format!("cannot name {} {}", new.display(), folder.display()).into());
-    }
-    // Another run may have been first; then ours is left over.
-    let _ = std::fs::remove_dir_all(&new);
-    Ok(program)
+    programs::from_go(MODULE, VERSION, &folder())
 }

@@ -50,6 +50,19 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
     }
 }
 
+/// The same without what it prints, unless it fails.
+pub(crate) fn run_quietly(command: &mut Command) -> Result<(), Failure> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot start {program}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{program}: {}: {said}", output.status).into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -183,17 +183,36 @@ fn on_hardware(cache: &Path, machine: &Machine, icount: bool) -> bool {
 /// Where kernels and tools are kept: FIRN_VM_CACHE, else `firn/vm` in the user's cache, so that
 /// all clones on a machine share them, else `.cache/vm` here.
 pub(crate) fn cache() -> PathBuf {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    if let Some(chosen) = set("FIRN_VM_CACHE") {
-        return workspace::root().join(chosen);
+    match chosen_cache() {
+        Some(chosen) => chosen,
+        None => usual_cache("vm"),
     }
-    set("XDG_CACHE_HOME")
+}
+
+/// Where things of another sort are kept: beside those, or in what FIRN_VM_CACHE names.
+pub(crate) fn cache_of(sort: &str) -> PathBuf {
+    match chosen_cache() {
+        Some(chosen) => chosen.join(sort),
+        None => usual_cache(sort),
+    }
+}
+
+fn variable(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn chosen_cache() -> Option<PathBuf> {
+    Some(workspace::root().join(variable("FIRN_VM_CACHE")?))
+}
+
+fn usual_cache(sort: &str) -> PathBuf {
+    variable("XDG_CACHE_HOME")
         .map(PathBuf::from)
         // The base directory specification: a path that is not absolute is to be ignored.
         .filter(|path| path.is_absolute())
-        .or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")))
+        .or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache")))
         .map_or_else(
-            || workspace::root().join(".cache/vm"),
-            |user| user.join("firn/vm"),
+            || workspace::root().join(".cache").join(sort),
+            |user| user.join("firn").join(sort),
         )
 }

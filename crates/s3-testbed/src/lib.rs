@@ -14,10 +14,12 @@ mod fault;
 mod http;
 mod line;
 mod minio;
+mod named;
 mod proxy;
 mod traffic;
 
 pub use fault::{Fault, FaultRule, RequestFilter};
 pub use minio::{Minio, MinioConfig, url_at};
+pub use named::NamedStore;
 pub use proxy::Proxy;
 pub use traffic::{MethodTraffic, ObjectRead, Traffic};

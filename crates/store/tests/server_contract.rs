@@ -1,4 +1,5 @@
 //! firn's promises about a store, on any server: `FIRN_STORE_URL` names it, the environment has its keys.
+//! `cargo xtask stores` starts some and asks them.
 //!
 //! It must never pass because nothing was asked: without the variable every test says that it is
 //! skipped. A server whose conditional writes are broken has `FIRN_STORE_REFUSED` set; then what is
@@ -12,24 +13,8 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use common::{bytes, check_contract, check_races, kind};
-use s3_testbed::{Fault, FaultRule, Proxy};
+use s3_testbed::{Fault, FaultRule, NamedStore, Proxy};
 use store::{Kind, Store, probe, with_policies};
-
-/// A URL below the named one that no other test uses, or `None`, and says so.
-fn url_of(test: &str, refused: bool) -> Option<String> {
-    let Ok(url) = std::env::var("FIRN_STORE_URL") else {
-        println!("skipped: FIRN_STORE_URL names no server (docs/stores.md has the commands)");
-        return None;
-    };
-    if std::env::var_os("FIRN_STORE_REFUSED").is_some() != refused {
-        println!("skipped: this is asked of servers that are good, or of those that are refused");
-        return None;
-    }
-    let (place, options) = url.split_once('?').unwrap_or((&url, ""));
-    let place = place.trim_end_matches('/');
-    let run = fastrand::u64(..);
-    Some(format!("{place}/{test}-{run:016x}?{options}"))
-}
 
 /// The same URL by way of a proxy, which must be told what the endpoint is.
 fn through_proxy(url: &str) -> Option<(Proxy, String)> {
@@ -43,19 +28,20 @@ fn through_proxy(url: &str) -> Option<(Proxy, String)> {
 
 #[tokio::test]
 async fn a_good_server_keeps_the_contract_and_passes_the_probe() {
-    let Some(url) = url_of("contract", false) else {
+    let Some(url) = NamedStore::Good.url_for("contract") else {
         return;
     };
     let store = with_policies(store::open_url(&url).unwrap());
-    check_contract(&store).await;
+    // First, as in the server: it decides how versions are sent.
     let report = probe(&store, false).await.unwrap();
     assert!(report.can_fence(), "{report:?}");
     assert_eq!(store.list("probe/").await.unwrap(), [], "cleaned up");
+    check_contract(&store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_writers_on_a_good_server_one_wins_each_round() {
-    let Some(url) = url_of("races", false) else {
+    let Some(url) = NamedStore::Good.url_for("races") else {
         return;
     };
     check_races(&url).await;
@@ -63,7 +49,7 @@ async fn of_many_writers_on_a_good_server_one_wins_each_round() {
 
 #[tokio::test]
 async fn a_list_of_more_than_a_page_is_whole_and_in_order() {
-    let Some(url) = url_of("list", false) else {
+    let Some(url) = NamedStore::Good.url_for("list") else {
         return;
     };
     let store = with_policies(store::open_url(&url).unwrap());
@@ -83,7 +69,7 @@ async fn a_list_of_more_than_a_page_is_whole_and_in_order() {
 
 #[tokio::test]
 async fn lost_and_cut_answers_are_never_taken_for_an_outcome() {
-    let Some(url) = url_of("cut", false) else {
+    let Some(url) = NamedStore::Good.url_for("cut") else {
         return;
     };
     let Some((proxy, far)) = through_proxy(&url) else {
@@ -94,6 +80,7 @@ async fn lost_and_cut_answers_are_never_taken_for_an_outcome() {
         store::open_url(&url).unwrap(),
         store::open_url(&far).unwrap(),
     );
+    probe(&store, false).await.unwrap();
     let first = store.create("root", bytes("1")).await.unwrap();
     store
         .put("pack", Bytes::from(vec![7; 1 << 20]))
@@ -113,7 +100,7 @@ async fn lost_and_cut_answers_are_never_taken_for_an_outcome() {
 
 #[tokio::test]
 async fn a_bucket_that_is_not_there_is_told_from_a_missing_object() {
-    let Some(url) = url_of("none", false) else {
+    let Some(url) = NamedStore::Good.url_for("none") else {
         return;
     };
     let (scheme, rest) = url.split_once("://").unwrap();
@@ -126,7 +113,7 @@ async fn a_bucket_that_is_not_there_is_told_from_a_missing_object() {
 
 #[tokio::test]
 async fn a_server_without_conditional_writes_is_refused_with_the_remedy() {
-    let Some(url) = url_of("refused", true) else {
+    let Some(url) = NamedStore::Refused.url_for("refused") else {
         return;
     };
     let store = with_policies(store::open_url(&url).unwrap());

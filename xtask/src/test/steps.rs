@@ -7,14 +7,12 @@ use std::time::Duration;
 use super::count::Counts;
 use super::step::{Kind, Lane, Output, Step, test_programs};
 use super::{guest, packages, programs};
-use crate::{fuzz, minio, models, package, process, sim, tidy, workspace};
+use crate::{fuzz, minio, models, package, process, sim, stores, tidy, workspace};
 
 /// Test programs of the binary that drive whole servers.
 const END_TO_END: &str = "crates/firn/tests";
 /// End-to-end tests with a step of their own.
 const ROUNDS: [&str; 2] = ["kill_rounds", "ext4"];
-/// Asks a server that somebody names by hand (docs/stores.md): no step has one.
-const NAMED_SERVER: &str = "server_contract";
 
 /// All steps. First the builds that nothing waits for, then what is built for the tests, so that all lanes
 /// have work beside what cargo does in front.
@@ -109,6 +107,7 @@ fn test_steps() -> Vec<Step> {
                     !ROUNDS.contains(&name.as_str())
                         && !name.starts_with(guest::PREFIX)
                         && !name.starts_with(minio::TESTS)
+                        && !stores::asks_named_store(name)
                 });
                 run_tests("e2e", &names, |_| {})
             }),
@@ -459,7 +458,7 @@ fn crate_tests() -> Vec<String> {
         .iter()
         .flat_map(|directory| test_programs(directory))
         .filter(|name| !name.starts_with(guest::PREFIX) && !name.starts_with(minio::TESTS))
-        .filter(|name| name != NAMED_SERVER)
+        .filter(|name| !stores::asks_named_store(name))
         .collect()
 }
 
@@ -515,7 +514,7 @@ mod tests {
         let names = crate_tests();
         let has = |name: &str| names.iter().any(|there| there == name);
         assert!(has("probe"), "{names:?}");
-        for absent in ["minio", NAMED_SERVER] {
+        for absent in ["minio", "server_contract"] {
             let program = workspace::root().join(format!("crates/store/tests/{absent}.rs"));
             assert!(program.is_file(), "{absent} has another name now");
             assert!(!has(absent), "{names:?}");
