@@ -303,6 +303,7 @@ impl Connection<'_> {
         let received = copy_body(store, &mut self.client_out, end, limit, &down)?;
         self.network.traffic.note(Exchange {
             method: request.method(),
+            path: request.path(),
             status: head.status(),
             sent,
             received,
@@ -336,6 +337,7 @@ impl Connection<'_> {
         self.client_out.write_all(head.as_bytes())?;
         self.network.traffic.note(Exchange {
             method: request.method(),
+            path: request.path(),
             status,
             sent,
             received: body.len() as u64,

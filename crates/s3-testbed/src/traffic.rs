@@ -33,6 +33,9 @@ pub struct ObjectRead {
 pub struct Traffic {
     /// By method.
     pub methods: BTreeMap<String, MethodTraffic>,
+    /// Requests by method and folder: the third part of the path, which is the first of a key in a store that
+    /// [`url_at`](crate::url_at) names. Lists have none.
+    pub folders: BTreeMap<(String, String), u64>,
     /// Requests that met a fault.
     pub faults: u64,
     /// The reads, in the order of their answers, where they are recorded.
@@ -43,6 +46,12 @@ impl Traffic {
     /// Of one method.
     pub fn of(&self, method: &str) -> MethodTraffic {
         self.methods.get(method).copied().unwrap_or_default()
+    }
+
+    /// Requests with one method for objects of one folder.
+    pub fn of_folder(&self, method: &str, folder: &str) -> u64 {
+        let key = (method.to_owned(), folder.to_owned());
+        self.folders.get(&key).copied().unwrap_or_default()
     }
 
     /// Requests of all methods.
@@ -67,6 +76,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Exchange<'a> {
     pub(crate) method: &'a str,
+    pub(crate) path: &'a str,
     pub(crate) status: u16,
     pub(crate) sent: u64,
     pub(crate) received: u64,
@@ -84,6 +94,9 @@ impl TrafficCounter {
         method.sent += exchanged.sent;
         method.received += exchanged.received;
         method.longest = method.longest.max(exchanged.took);
+        let folder = exchanged.path.split('/').nth(3).unwrap_or_default();
+        let key = (exchanged.method.to_owned(), folder.to_owned());
+        *state.traffic.folders.entry(key).or_default() += 1;
         if let (true, Some(read)) = (state.records_reads, exchanged.read) {
             state.traffic.reads.push(read);
         }

@@ -45,6 +45,9 @@ pub(crate) struct Arguments {
     /// Volumes of P21
     #[arg(long, default_value_t = 1000)]
     volumes: usize,
+    /// Minutes that count of P21, after as many seconds as its volumes need to come to a steady state
+    #[arg(long, default_value_t = 10)]
+    minutes: u32,
     /// MinIO's objects in target/, not in memory
     #[arg(long)]
     objects_on_disk: bool,
@@ -65,6 +68,13 @@ enum Row {
     P19,
     /// Requests of many volumes
     P21,
+}
+
+impl Row {
+    /// Whether the plain client does the same beside it.
+    fn is_ratio(self) -> bool {
+        self != Row::P21
+    }
 }
 
 /// One combination of the line.
@@ -111,11 +121,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn build(arguments: &Arguments) -> Result<Programs, Failure> {
     let mut build = workspace::cargo(["build", "--quiet", "--profile", "dist", "-p", "firn"]);
-    build.args(["--example", "plain_client"]);
+    let compares = arguments.only.is_empty() || arguments.only.iter().any(|row| row.is_ratio());
+    if compares {
+        build.args(["--example", "plain_client"]);
+    }
     if arguments.program.is_none() {
         build.arg("--bins");
     }
-    process::run(&mut build)?;
+    if compares || arguments.program.is_none() {
+        process::run(&mut build)?;
+    }
     Ok(Programs {
         firn: match &arguments.program {
             Some(program) => program.canonicalize()?,
