@@ -35,6 +35,10 @@ pub(crate) struct Environment {
     pub(crate) damaged_gets: usize,
     /// So many creates of records fail.
     pub(crate) failing_creates: usize,
+    /// Bytes of objects written, by the first part of their key.
+    pub(crate) bytes_put: BTreeMap<String, u64>,
+    /// Of packs the store keeps the head alone.
+    pub(crate) discards_packs: bool,
     /// Names of objects for which there was a PUT, also one that failed.
     pub(crate) put_keys: Vec<String>,
     /// A bug ends the encoding of checkpoints.

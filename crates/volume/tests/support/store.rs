@@ -37,6 +37,13 @@ impl World {
         if let StoreOp::Put { key, .. } = op {
             self.env.put_keys.push(key.clone());
         }
+        let (key, bytes) = match op {
+            StoreOp::Put { key, data } => (key, data.len()),
+            StoreOp::Create { key, data } | StoreOp::Update { key, data, .. } => (key, data.len()),
+            _ => return,
+        };
+        let folder = key.split('/').next().unwrap_or_default().to_owned();
+        *self.env.bytes_put.entry(folder).or_default() += bytes as u64;
     }
 
     fn is_told_to_fail(&mut self, op: &StoreOp) -> bool {
@@ -141,7 +148,12 @@ impl World {
                 if objects.contains_key(&key) {
                     return Err(StoreError::PreconditionFailed);
                 }
-                objects.insert(key, (data.into(), self.env.versions));
+                let mut data: Vec<u8> = data.into();
+                if self.env.discards_packs && key.starts_with("packs/") {
+                    data.truncate(HEADER_BYTES);
+                    data.shrink_to_fit();
+                }
+                objects.insert(key, (data, self.env.versions));
                 Ok(StoreReply::Written { version })
             }
             StoreOp::Create { key, data } => {

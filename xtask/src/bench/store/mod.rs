@@ -1,10 +1,11 @@
 //! `cargo xtask bench store`: volumes on a real S3 server over a line that is as narrow and as long
-//! as asked (P16 to P19, P21).
+//! as asked (P16 to P21).
 //!
 //! MinIO stands beside the server, its objects in memory; between them is the proxy that limits the
 //! line to a rate which both the server and a plain client of the same store reach. Every figure is
 //! a ratio within one run, round by round; the median of the rounds counts.
 
+mod index;
 mod lab;
 mod load;
 mod reads;
@@ -21,7 +22,7 @@ use crate::{Failure, minio, process, workspace};
 /// Arguments of `cargo xtask bench store`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these rows, separated by commas: p16, p17, p18, p19, p21
+    /// Only these rows, separated by commas: p16, p17, p18, p19, p20, p21
     #[arg(long, value_delimiter = ',')]
     only: Vec<Row>,
     /// Seconds per measurement
@@ -66,6 +67,8 @@ enum Row {
     P18,
     /// Hot reads beside uploads
     P19,
+    /// The index of a large volume
+    P20,
     /// Requests of many volumes
     P21,
 }
@@ -73,7 +76,7 @@ enum Row {
 impl Row {
     /// Whether the plain client does the same beside it.
     fn is_ratio(self) -> bool {
-        self != Row::P21
+        !matches!(self, Row::P20 | Row::P21)
     }
 }
 
@@ -85,6 +88,9 @@ struct Line {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.only == [Row::P20] {
+        return index::at_scale();
+    }
     let programs = build(arguments)?;
     println!("{}", super::lane()?);
     println!(
@@ -111,6 +117,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if wanted(Row::P19) {
         reads::beside_uploads(&programs, arguments, &lines)?;
+    }
+    if wanted(Row::P20) {
+        index::at_scale()?;
     }
     if wanted(Row::P21) {
         requests::of_many_volumes(&programs, arguments)?;

@@ -45,7 +45,18 @@ pub(super) fn of_many_volumes(programs: &Programs, arguments: &Arguments) -> Res
     let server = lab.serve("cache", &flags(&names, "1s"))?;
     spread_folds(&server, &names)?;
     server.stop()?;
+    lab.proxy.take_traffic();
+    let starting = Instant::now();
     let server = lab.serve("cache", &flags(&names, "30s"))?;
+    let traffic = lab.proxy.take_traffic();
+    println!(
+        "opened {} volumes in {:.0} s: {} PUT, {} GET, {} of them of packs",
+        names.len(),
+        starting.elapsed().as_secs_f64(),
+        traffic.of("PUT").requests,
+        traffic.of("GET").requests,
+        traffic.of_folder("GET", "packs"),
+    );
     let mut connections = connect(&server, &names)?;
     for _ in 0..SETTLING_MINUTES {
         write_for_a_period(&mut connections)?;
