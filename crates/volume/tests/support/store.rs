@@ -20,6 +20,15 @@ fn kind_of(op: &StoreOp) -> &'static str {
     }
 }
 
+/// What the store keeps of an object that is PUT.
+fn kept_of(key: &str, mut data: Vec<u8>, discards_packs: bool) -> Vec<u8> {
+    if discards_packs && key.starts_with("packs/") {
+        data.truncate(HEADER_BYTES);
+        data.shrink_to_fit();
+    }
+    data
+}
+
 /// As in every store, a list is of all, or of what stands below a slash.
 fn check_prefix(op: &StoreOp) -> Result<(), StoreError> {
     match op {
@@ -139,8 +148,7 @@ impl World {
                     return Ok(StoreReply::Range(data));
                 }
                 let (data, _) = objects.get(&key).ok_or(StoreError::NotFound)?;
-                let at = offset as usize;
-                let range = data.get(at..at + len as usize);
+                let range = data.get(offset as usize..(offset + len) as usize);
                 let range = range.ok_or(StoreError::OutOfRange)?;
                 Ok(StoreReply::Range(range.to_vec()))
             }
@@ -148,12 +156,8 @@ impl World {
                 if objects.contains_key(&key) {
                     return Err(StoreError::PreconditionFailed);
                 }
-                let mut data: Vec<u8> = data.into();
-                if self.env.discards_packs && key.starts_with("packs/") {
-                    data.truncate(HEADER_BYTES);
-                    data.shrink_to_fit();
-                }
-                objects.insert(key, (data, self.env.versions));
+                let kept = kept_of(&key, data.into(), self.env.discards_packs);
+                objects.insert(key, (kept, self.env.versions));
                 Ok(StoreReply::Written { version })
             }
             StoreOp::Create { key, data } => {

@@ -80,6 +80,11 @@ impl StoreRig {
         })
     }
 
+    /// Where caches, sockets and logs are.
+    pub(super) fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
     /// Makes the network as slow as the row wants it.
     pub(super) fn slow_down(&self, rate_mib: u64, latency: Duration) {
         self.proxy

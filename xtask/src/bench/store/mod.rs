@@ -8,6 +8,7 @@
 mod index;
 mod lab;
 mod load;
+mod peers;
 mod reads;
 mod requests;
 mod writes;
@@ -22,7 +23,8 @@ use crate::{Failure, minio, process, workspace};
 /// Arguments of `cargo xtask bench store`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these rows, separated by commas: p16, p17, p18, p19, p20, p21
+    /// Only these rows, separated by commas: p16, p17, p18, p19, p20, p21; peers, which is measured only if it is
+    /// asked for
     #[arg(long, value_delimiter = ',')]
     only: Vec<Row>,
     /// Seconds per measurement
@@ -71,12 +73,14 @@ enum Row {
     P20,
     /// Requests of many volumes
     P21,
+    /// Other systems beside a volume
+    Peers,
 }
 
 impl Row {
     /// Whether the plain client does the same beside it.
     fn is_ratio(self) -> bool {
-        !matches!(self, Row::P20 | Row::P21)
+        !matches!(self, Row::P20 | Row::P21 | Row::Peers)
     }
 }
 
@@ -123,6 +127,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if wanted(Row::P21) {
         requests::of_many_volumes(&programs, arguments)?;
+    }
+    if arguments.only.contains(&Row::Peers) {
+        peers::compare(&programs, arguments, &lines)?;
     }
     println!("\n{}", super::lane()?);
     Ok(())
