@@ -171,6 +171,9 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "stopped_host_publishes",
     "next_start_forgets_the_fence",
     "next_start_serves_what_ended",
+    "untouched_tail_waits",
+    "what_a_client_heard_is_forgotten",
+    "silent_session_is_trusted",
     "lost_tails_lose_their_rings",
     "outrun_claim_is_judged",
     "unknown_is_a_hole",
@@ -178,7 +181,6 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "foreign_root_passes_the_check",
     "unchecked_segments_are_reused",
     "broken_tail_is_served_unchecked",
-    "judged_tail_is_served_unchecked",
     "namesake_of_before_is_believed",
     "size_is_not_noted",
 ];

@@ -106,6 +106,8 @@ faults! {
     GarbageRemoved => "garbage removed",
     /// A volume was served before the store had said whose it is.
     ServedUnchecked => "served before the check",
+    /// And the process before had died before it served it.
+    ServedPastIdleStart => "served before the check, past a start that did not serve",
     /// The store said that it is still this host's.
     Checked => "checked, and goes on",
     /// The store said that it is not.

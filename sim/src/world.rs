@@ -152,6 +152,8 @@ struct Attachment {
     history: History,
     /// Its server died inside a commit: what of that is there only an image tells.
     is_torn: bool,
+    /// Processes that came up since one served it.
+    idle_boots: u32,
     /// What a stale read may have hidden the end of from a start.
     hidden: Option<line::HiddenHistory>,
     transport: Option<Transport<Volume>>,

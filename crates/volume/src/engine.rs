@@ -70,7 +70,8 @@ pub(crate) struct Engine {
     committer: OnceLock<Committer>,
     tails: Mutex<BTreeMap<TailId, Arc<Tail>>>,
     pub(crate) rings: Arc<dyn Rings>,
-    /// The session's own region: it says that the log is poisoned where no tail's ring can.
+    /// The session's own region: it says what no tail's ring can, that the log is poisoned, and that the store must
+    /// be asked before a tail is served that this session did not touch.
     session_ring: Mutex<Option<Ring>>,
     pub(crate) cache: Cache,
     pub(crate) blocks: BlockCache,
@@ -223,6 +224,15 @@ impl Engine {
         let ring = self.make_ring(None, 0).map_err(OpenError::Disk)?;
         *lock(&self.session_ring) = Some(ring);
         Ok(())
+    }
+
+    /// The next start must not serve a tail that this one did not touch before the store was asked. For good.
+    pub(crate) fn require_check_of_untouched(&self) {
+        if !canary::active!("next_start_serves_what_ended") {
+            lock(&self.session_ring)
+                .iter()
+                .for_each(Ring::require_check);
+        }
     }
 
     /// Makes rings again whose names are gone, with what they hold, so that a successor finds them.

@@ -483,6 +483,7 @@ fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
         rescue: false,
         ring: true,
         unreported_loss: false,
+        untouched: false,
         size: VolumeSize {
             bytes: 64 << 20,
             block: 512,

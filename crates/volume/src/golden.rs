@@ -236,6 +236,7 @@ fn frames_and_their_records_are_as_documented() {
             rescue,
             ring,
             unreported_loss,
+            untouched: rescue,
             size: VolumeSize {
                 bytes: stored << 24,
                 block: 512,

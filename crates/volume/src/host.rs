@@ -542,6 +542,8 @@ async fn start_engine(
         }
         journal = write_first_checkpoint(&engine, journal, found.sessions.current()).await?;
         go_live::on_rings_named(&engine);
+        // Before anything that takes time: without it the next start trusts no tail that this one does not touch.
+        engine.make_session_ring()?;
         let done = ObsoleteRings {
             rings: &*engine.rings,
             host: engine.host,
@@ -551,7 +553,6 @@ async fn start_engine(
             newest,
         };
         done.clear(&mut report);
-        engine.make_session_ring()?;
     }
     let committer = Committer::new(journal, found.poisoned);
     if !engine.begin_commits(committer) || slot.set(Arc::clone(&engine)).is_err() {

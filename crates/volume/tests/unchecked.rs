@@ -699,7 +699,7 @@ fn each_planted_bug_is_seen_by_its_test() {
             nothing_goes_before_the_check,
         ),
         ("broken_tail_is_served_unchecked", a_broken_tail_waits),
-        ("judged_tail_is_served_unchecked", a_judged_tail_waits),
+        ("what_a_client_heard_is_forgotten", a_judged_tail_waits),
         ("size_is_not_noted", a_size_that_was_told_lasts),
         (
             "namesake_of_before_is_believed",

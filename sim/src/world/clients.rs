@@ -114,6 +114,7 @@ impl Attachment {
             phase: AttachmentPhase::Down,
             history: History::new(line, profile.sectors),
             is_torn: false,
+            idle_boots: 0,
             hidden: None,
             transport: None,
             clients: (0..profile.clients).map(client).collect(),

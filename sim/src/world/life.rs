@@ -70,6 +70,7 @@ impl World {
             NodeEvent::Booted(Err(failure)) => self.on_boot_failed(machine, &failure),
             NodeEvent::Opened(attachment, Ok(device)) => {
                 let here = &mut self.attachments[attachment];
+                here.idle_boots = 0;
                 self.lines[here.line].created = true;
                 self.machines[here.machine].has_opened = true;
                 self.note_opening(attachment);
@@ -135,6 +136,7 @@ impl World {
         }
         for attachment in 0..self.attachments.len() {
             if self.attachments[attachment].machine == machine {
+                self.attachments[attachment].idle_boots += 1;
                 self.bring_up(attachment);
             }
         }

@@ -37,9 +37,13 @@ impl World {
             return;
         };
         here.transport = Some(Transport::new(device));
+        let boots = std::mem::take(&mut here.idle_boots);
         let is_whole = !here.is_torn && !here.history.may_have_lost();
         let is_whole = self.is_history_current(attachment) && is_whole;
         self.count(Fault::ServedUnchecked);
+        if boots > 1 {
+            self.count(Fault::ServedPastIdleStart);
+        }
         if is_whole {
             let here = &mut self.attachments[attachment];
             here.history.assume_whole();

@@ -8,7 +8,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `FIRNFRM\0` |
-//! | 8 | 2 | version, 2 |
+//! | 8 | 2 | version, 3 |
 //! | 10 | 2 | flags: bit 0 checkpoint begins, bit 1 checkpoint ends, bit 2 group commit |
 //! | 12 | 4 | length of the records in bytes |
 //! | 16 | 16 | host id |
@@ -30,7 +30,7 @@ use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId, VolumeSize};
 
 const MAGIC: [u8; 8] = *b"FIRNFRM\0";
 /// The version of frames that this code writes and reads.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 pub(crate) const HEADER: usize = 64;
 
 const CHECKPOINT_BEGINS: u16 = 1;
@@ -58,6 +58,8 @@ pub(crate) struct TailRecord {
     pub(crate) ring: bool,
     /// Its ring was lost, and nobody may have been told.
     pub(crate) unreported_loss: bool,
+    /// The newest session continued it without a gap, and has neither served it nor read its root.
+    pub(crate) untouched: bool,
     /// The volume's size: at least what anybody was told.
     pub(crate) size: VolumeSize,
 }
@@ -66,11 +68,13 @@ impl TailRecord {
     const RESCUE: u8 = 1;
     const HAS_RING: u8 = 2;
     const UNREPORTED_LOSS: u8 = 4;
+    const UNTOUCHED: u8 = 8;
 
     fn flags(&self) -> u8 {
         (u8::from(self.rescue) * Self::RESCUE)
             | (u8::from(self.ring) * Self::HAS_RING)
             | (u8::from(self.unreported_loss) * Self::UNREPORTED_LOSS)
+            | (u8::from(self.untouched) * Self::UNTOUCHED)
     }
 
     /// None if a flag is not known here.
@@ -87,6 +91,7 @@ impl TailRecord {
             rescue: flags & Self::RESCUE != 0,
             ring: flags & Self::HAS_RING != 0,
             unreported_loss: flags & Self::UNREPORTED_LOSS != 0,
+            untouched: flags & Self::UNTOUCHED != 0,
             size: VolumeSize { bytes, block },
         };
         Ok((record.flags() == flags).then_some(record))
@@ -380,6 +385,7 @@ mod tests {
                 rescue: false,
                 ring: true,
                 unreported_loss: true,
+                untouched: true,
                 size: VolumeSize {
                     bytes: 64 << 20,
                     block: 4096,

@@ -33,8 +33,11 @@ pub(super) struct TailReplay {
     pub(super) ring: bool,
     /// A ring was lost, and nobody may have been told.
     pub(super) unreported_loss: bool,
+    /// The last session continued it without a gap, and neither served it nor read its root.
+    pub(super) untouched: bool,
     pub(super) size: VolumeSize,
-    /// The ring of the last session was there, and does not say that the store must be asked first.
+    /// The ring of the last session, or the session's own region where it did not serve the tail, was there, and
+    /// does not say that the store must be asked first.
     pub(super) is_unbroken: bool,
     pub(super) newest: Lsn,
     /// The layers of the checkpoint, the oldest first.
@@ -75,6 +78,7 @@ pub(super) fn replay_frame(
                 tail.rescue |= record.rescue;
                 tail.ring = record.ring;
                 tail.unreported_loss = record.unreported_loss;
+                tail.untouched = record.untouched;
                 tail.size.grow_to(record.size);
                 drop_stored(tail);
             }

@@ -108,6 +108,7 @@ impl PreviousRings<'_> {
         let expected = |tail: &TailReplay| {
             tail.ring && !(tail.rescue && canary::active!("lost_tails_lose_their_rings"))
         };
+        self.continue_untouched(replay)?;
         for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
             if let Some(ring) = self.find(Some(*id))? {
                 report.ring_entries += replay_ring(tail, &ring);
@@ -127,6 +128,23 @@ impl PreviousRings<'_> {
         }
         report_losses(replay, report);
         Ok(found)
+    }
+
+    /// Continues the tails that the last session found whole, and did not touch: it has all of them in its frames. A
+    /// session without a region of its own, in this boot's memory, may have learned anything of them.
+    fn continue_untouched(&self, replay: &mut Replay) -> Result<(), OpenError> {
+        let own = self.find(None)?;
+        let requires_check = match own {
+            Some(ring) => ring.requires_check(),
+            None => !canary::active!("silent_session_is_trusted"),
+        };
+        if requires_check || canary::active!("untouched_tail_waits") {
+            return Ok(());
+        }
+        for tail in replay.values_mut().filter(|tail| !tail.ring) {
+            tail.is_unbroken = tail.untouched;
+        }
+        Ok(())
     }
 
     /// Says in memory that the log is poisoned, for the next process: the log of this session must

@@ -112,7 +112,8 @@ pub(crate) struct Tail {
     unreported_loss: AtomicBool,
     /// The size that the log is told of: never below what anybody else is.
     size: Mutex<VolumeSize>,
-    /// This start found all that the last one left of it in this boot's memory, and no root was read since.
+    /// This start found all that the last one left of it in this boot's memory, and no client heard since what its
+    /// root says.
     is_unbroken: AtomicBool,
     /// The root was read, or the service has ended: who waits to know what the store has looks again.
     pub(crate) checked: Signal,
@@ -253,6 +254,7 @@ impl Tail {
             rescue,
             ring,
             unreported_loss: self.unreported_loss.load(Ordering::Acquire),
+            untouched: !ring && self.is_unbroken(),
             size: self.size(),
         }
     }
@@ -262,7 +264,7 @@ impl Tail {
         self.is_unbroken.load(Ordering::Acquire)
     }
 
-    /// False, for good: a root was read, and says whether it goes on.
+    /// False, for good: a client is about to hear what the store says of it.
     pub(crate) fn set_unbroken(&self, unbroken: bool) {
         self.is_unbroken.store(unbroken, Ordering::Release);
     }

@@ -14,7 +14,6 @@ use crate::hostlog::scan::read_stored;
 use crate::object::root::{Root, TrashMark};
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::Tail;
-use crate::store::flow;
 use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{KeyPrefixes, log_port, on_progress, with_patience};
@@ -25,6 +24,7 @@ use crate::store::roots::{list_keys, read_any_root, read_root, read_roots, unusa
 use crate::store::tail_claim::TailClaim;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
+use crate::store::{endings, flow};
 use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Lsn};
 
@@ -58,6 +58,7 @@ pub(crate) async fn create(
 
 /// Creates the first root of a volume, if no other volume has the name.
 pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<VolumeInfo, OpenError> {
+    endings::ask_store_first(engine, &root.name);
     let key = root_key(&root.name);
     let op = StoreOp::Create {
         key: key.clone(),
@@ -199,6 +200,7 @@ pub(crate) async fn delete(
     check_name(name)?;
     let _busy = NameLock::take(engine, name)?;
     check_no_snapshot_is_locked(engine, name)?;
+    endings::ask_store_first(engine, name);
     let head = read_root(engine, name).await?;
     let tails = local_tails(engine, head.root.volume);
     if tails.iter().any(|tail| tail.lock().status.serves()) {
@@ -288,6 +290,7 @@ async fn check_no_snapshots(engine: &Engine, name: &str) -> Result<(), OpenError
 /// Takes a volume that this host held, and ends its epoch in the log, so that no copy of this host can continue
 /// it.
 pub(super) async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRoot, OpenError> {
+    endings::ask_store_first(engine, name);
     let (head, _) = take_epoch(engine, name, OpenMode::default(), None).await?;
     if !engine.poisoned.load(Ordering::Acquire) {
         let Root { volume, epoch, .. } = head.root;

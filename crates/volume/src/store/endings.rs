@@ -62,6 +62,26 @@ pub(crate) fn end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     tail.upload.wake_all();
 }
 
+/// Keeps this start and the next from serving the volume's dormant tails before the store was asked: a client is about
+/// to hear what the store says of the volume, or to change it there. Must be called before.
+pub(super) fn ask_store_first(engine: &Engine, name: &str) {
+    if canary::active!("what_a_client_heard_is_forgotten") {
+        return;
+    }
+    let waits = |tail: &Arc<Tail>| {
+        let is_dormant = tail.lock().status == Status::Dormant;
+        is_dormant && !tail.is_rescue() && tail.name() == name
+    };
+    let waiting: Vec<_> = engine.tails().into_iter().filter(waits).collect();
+    for tail in &waiting {
+        tail.set_unbroken(false);
+        tail.require_check();
+    }
+    if !waiting.is_empty() {
+        engine.require_check_of_untouched();
+    }
+}
+
 /// Fences the tail: nothing more of the volume is completed here. Its layers are kept for rescue and may be
 /// merged again.
 fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {

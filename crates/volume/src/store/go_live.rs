@@ -195,6 +195,8 @@ pub(super) fn begin_serving(
 pub(super) async fn note_tail(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError> {
     if engine.committer().is_poisoned() {
         tail.require_check();
+        // It has no ring, and the log says still that nobody has touched it.
+        engine.require_check_of_untouched();
         return Ok(());
     }
     // The record is queued first: a round that starts meanwhile may be waited for needlessly, but never too

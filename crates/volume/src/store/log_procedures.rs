@@ -129,6 +129,7 @@ pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
     // Before any client hears of it: the next start must not serve, without asking the store, what this one knows
     // to have ended.
     engine.tails().iter().for_each(|tail| tail.require_check());
+    engine.require_check_of_untouched();
     if engine.host_log.stop(stop) {
         tracing::error!(%error, "this host stops: it completes and stores nothing more");
     }

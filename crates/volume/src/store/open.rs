@@ -26,17 +26,15 @@ use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::CommitAges;
 use crate::store::go_live::go_live;
 use crate::store::holds::{
-    check_not_held, continuing_tail, covers_tail, is_continued, is_held_here, local_tails,
-    records_lost, set_back, set_back_to_any_namesake,
+    check_not_held, continuing_tail, covers_tail, is_continued, is_held_here,
+    local_tails, records_lost, set_back, set_back_to_any_namesake,
 };
 use crate::store::load_index::load_index;
 use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::name_locks::NameLock;
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::root_checks::{check_goes_on, wait_checked};
-use crate::store::roots::{
-    begin_update, finish_update, read_any_root, read_root, unusable_root_error,
-};
+use crate::store::roots::{begin_update, finish_update, read_any_root, unusable_root_error};
 use crate::store::tail_claim::TailClaim;
 use crate::store::take_together::read_logs;
 use crate::store::upload_state::KnownRoot;
@@ -105,6 +103,19 @@ pub(crate) async fn open(
 ) -> Result<Volume, OpenError> {
     check_name(name)?;
     let _busy = NameLock::take(engine, name)?;
+    let opened = open_named(engine, name, mode).await;
+    if let Err(error) = &opened {
+        // A store that does not answer, or lacks the root, says nothing of the volume.
+        let is_silent = matches!(error, OpenError::Store(_) | OpenError::RootMissing(_));
+        if !is_silent {
+            endings::ask_store_first(engine, name);
+        }
+    }
+    opened
+}
+
+/// Opens the volume. The caller holds the lock of its name.
+async fn open_named(engine: &Arc<Engine>, name: &str, mode: OpenMode) -> Result<Volume, OpenError> {
     let (head, continuing) = take_epoch(engine, name, mode, None).await?;
     let index = load_index(engine, &head.root).await?;
     let root = &head.root;
@@ -145,7 +156,8 @@ pub(crate) async fn take_epoch(
     served: Option<&Arc<Tail>>,
 ) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
     for _ in 0..ATTEMPTS_MAX {
-        let (head, tails) = read_and_judge_root(engine, name).await?;
+        let head = read_root_of_tails(engine, name).await?;
+        let tails = local_tails(engine, head.root.volume);
         let is_served = |tail: &Arc<Tail>| served.is_some_and(|served| Arc::ptr_eq(served, tail));
         let is_used = |tail: &&Arc<Tail>| tail.lock().status.serves() && !is_served(tail);
         if tails.iter().any(|tail| is_used(&tail)) {
@@ -207,25 +219,17 @@ pub(crate) async fn take_epoch(
     )))
 }
 
-/// Reads the root, and collects the local tails that it judges: from now on none of them is served without it.
-async fn read_and_judge_root(
-    engine: &Engine,
-    name: &str,
-) -> Result<(KnownRoot, Vec<Arc<Tail>>), OpenError> {
-    let head = match read_root(engine, name).await {
-        Err(error @ OpenError::NoSuchVolume(_)) => {
-            let tails = engine.tails().into_iter();
-            let of_name = tails.filter(|tail| tail.name() == name);
-            of_name.for_each(|tail| tail.set_unbroken(false));
-            return Err(error);
+/// Reads the root. A volume of which a tail waits here had one, and a deleted volume leaves a tombstone: a root that is
+/// gone was removed by somebody.
+async fn read_root_of_tails(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
+    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.name() == name;
+    match read_any_root(engine, name).await {
+        Err(OpenError::NoSuchVolume(_)) if engine.tails().iter().any(waits) => {
+            Err(OpenError::RootMissing(name.to_owned()))
         }
-        head => head?,
-    };
-    let tails = local_tails(engine, head.root.volume);
-    if !canary::active!("judged_tail_is_served_unchecked") {
-        tails.iter().for_each(|tail| tail.set_unbroken(false));
+        Ok(head) if head.root.deleted => Err(OpenError::NoSuchVolume(name.to_owned())),
+        head => head,
     }
-    Ok((head, tails))
 }
 
 /// Takes the volume over from its last holder, which may be this host: that host's log is read and fenced, so

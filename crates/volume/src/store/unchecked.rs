@@ -5,8 +5,8 @@
 //! goes to the store, no sync, close or growth of it ends, and nothing of it becomes clean. Then the volume is
 //! opened as any other, while clients use it: if its root continues from the tail the volume is live; if not, its
 //! service ends as if it had been fenced. A tail must never be served unchecked if the last session left
-//! something that was not found, if its service has ended, if this process has read its root, or if the volume
-//! may have been given back: then another host may have the volume, and clients may know it.
+//! something that was not found, if its service has ended, if a client may have heard what its root says, or if the
+//! volume may have been given back: then another host may have the volume, and clients may know it.
 
 use std::sync::Arc;
 

@@ -16,6 +16,7 @@ use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
 use crate::store::catalog::end_hold;
+use crate::store::endings;
 use crate::store::forks::child::{ChildSpec, check_free, is_unmoved, put_restore_pin, remove_pin};
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::forks::stored_parent;
@@ -38,6 +39,7 @@ pub(crate) async fn restore(
     check_snapshot_name(kept)?;
     engine.host_log.check_not_stopped()?;
     let _busy = lock_point(engine, volume)?;
+    endings::ask_store_first(engine, volume);
     let snapshot = read_snapshot(engine, name).await?;
     let head = read_closed_root(engine, volume).await?;
     if !is_of_history(&snapshot.root, &head.root) {

@@ -11,6 +11,7 @@ use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::root::Root;
 use crate::object::sessions::SessionNames;
 use crate::store::catalog::create_root;
+use crate::store::endings;
 use crate::store::forks::child::{
     ChildSpec, Outcome, ParentState, check_free, child_root, drop_pin, is_unmoved, put_child,
     put_pin,
@@ -42,6 +43,7 @@ pub(crate) async fn restore(
         )));
     }
     let _busy = lock_point(engine, name)?;
+    endings::ask_store_first(engine, name);
     if name == old_name && entry.aside.is_none() {
         return in_place(engine, &entry).await;
     }
