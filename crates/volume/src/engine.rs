@@ -12,6 +12,7 @@ use crate::cache::blocks::BlockCache;
 use crate::error::OpenError;
 use crate::hostlog::names::SessionName;
 use crate::hostlog::notes::LogState;
+use crate::hostlog::root_updates::VersionedRoot;
 use crate::jobs::{Jobs, Port, Signal};
 use crate::lock::lock;
 use crate::log::committer::Committer;
@@ -86,6 +87,8 @@ pub(crate) struct Engine {
     reclaim_requests: AtomicU64,
     /// Volume names whose opening, closing or deletion is going on.
     pub(crate) locked_names: Mutex<BTreeSet<String>>,
+    /// Claims of this process on volumes that it has not adopted yet, and whether a local tail continues the hold.
+    pub(crate) claims: Mutex<BTreeMap<VolumeId, (VersionedRoot, bool)>>,
     /// Snapshots that are served, by name. They are no tails of this log.
     pub(crate) open_snapshots: Mutex<BTreeMap<String, Arc<Tail>>>,
     /// Lost tails that a fork reads: they stay until it has ended.
@@ -172,6 +175,7 @@ impl Engine {
             reclaim_requests: AtomicU64::new(0),
             log_reads: LogReads::default(),
             locked_names: Mutex::default(),
+            claims: Mutex::default(),
             open_snapshots: Mutex::default(),
             forked_tails: Mutex::default(),
             poisoned: AtomicBool::new(poisoned),

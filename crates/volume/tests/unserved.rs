@@ -276,10 +276,54 @@ fn a_volume_that_a_start_did_not_get_to_waits_if_nothing_tells_what_that_start_l
     a_session_without_a_trace_is_not_trusted();
 }
 
+/// A record of the host's log cannot be read for a minute, in which its volume is tried again and again.
+fn attempts_claim_once() {
+    let mut world = World::start(killed());
+    let volume = world.open("demo");
+    world.sync(&volume);
+    world.write(&volume, 24, 4, 4096);
+    world.sync(&volume);
+    let mut world = restarted(world.kill());
+    let volume = serve(&mut world).expect("nothing of it is missing");
+    let is_record = |key: &&String| key.contains("/log/");
+    let records: Vec<_> = world
+        .env
+        .objects
+        .keys()
+        .filter(is_record)
+        .cloned()
+        .collect();
+    let first = records[records.len() - 2].clone();
+    let record = world.env.objects.remove(&first).expect("it is there");
+    world.env.outage = false;
+    let before = root_of(&world.env, "demo").epoch;
+    world.pass(60_000);
+    assert!(volume.is_unchecked(), "{:?}", volume.upload_error());
+    let claimed = root_of(&world.env, "demo").epoch;
+    assert!(claimed > before, "it was claimed");
+    let updates = world.env.store_requests["update"];
+    world.pass(300_000);
+    assert_eq!(world.env.store_requests["update"], updates);
+    assert_eq!(root_of(&world.env, "demo").epoch, claimed);
+    // The record is back: it is adopted in the epoch that was claimed.
+    world.env.objects.insert(first, record);
+    world.pass(60_000);
+    assert!(!volume.is_unchecked(), "{:?}", volume.upload_error());
+    assert_eq!(root_of(&world.env, "demo").epoch, claimed);
+    world.write(&volume, 16, 3, 4096);
+    check_all_is_stored(world, &volume);
+}
+
+#[test]
+fn a_check_that_is_tried_again_claims_the_volume_once() {
+    attempts_claim_once();
+}
+
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     canary::each_is_seen(&[
+        ("each_attempt_claims", attempts_claim_once),
         (
             "untouched_tail_waits",
             starts_that_serve_nothing_break_nothing,

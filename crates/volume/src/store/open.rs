@@ -14,6 +14,7 @@ use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::root_updates::{UpdateError, VersionedRoot};
 use crate::hostlog::taker::{TakeError, TakeRequest, Taker, UnreadableLog};
+use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::TailId;
 use crate::map::index::Index;
@@ -265,10 +266,15 @@ async fn take(
         judged: Some(head.version.clone()),
         continues: continuing.map(|tail| tail.newest()),
     };
-    let claimed = match taker.claim(&wanted).await {
-        Ok(claimed) => claimed,
-        Err(error) => return on_take_failed(engine, name, error),
+    let claimed = match standing_claim(engine, head, taker.own, wanted.continues.is_some()) {
+        Some(claimed) => claimed,
+        None => match taker.claim(&wanted).await {
+            Ok(claimed) => claimed,
+            Err(error) => return on_take_failed(engine, name, error),
+        },
     };
+    let kept = (claimed.clone(), wanted.continues.is_some());
+    lock(&engine.claims).insert(head.root.volume, kept);
     let read = match read_logs(engine, claimed.clone()).await {
         Ok(read) => read,
         Err(error) => return check_claim_stands(engine, &claimed, error).await,
@@ -292,9 +298,28 @@ async fn take(
         return Ok(None);
     }
     match taker.adopt(&wanted, claimed, read.chain.as_ref()).await {
-        Ok(VersionedRoot { root, version }) => Ok(Some(KnownRoot { root, version })),
+        Ok(VersionedRoot { root, version }) => {
+            lock(&engine.claims).remove(&head.root.volume);
+            Ok(Some(KnownRoot { root, version }))
+        }
         Err(error) => on_take_failed(engine, name, error),
     }
+}
+
+/// The claim that an earlier attempt of this process made, if the root is still that one: what has failed since was
+/// behind it, and is tried again without another epoch.
+fn standing_claim(
+    engine: &Engine,
+    head: &KnownRoot,
+    own: SessionName,
+    continues: bool,
+) -> Option<VersionedRoot> {
+    let claims = lock(&engine.claims);
+    let (claimed, continued) = claims.get(&head.root.volume)?;
+    // A claim says whether the hold goes on: another answer needs another claim.
+    let is_same = claimed.root.writer == own && *continued == continues;
+    let stands = claimed.version == head.version && is_same;
+    (stands && !canary::active!("each_attempt_claims")).then(|| claimed.clone())
 }
 
 /// Decides what to do when a log does not fit the claim. `None`: the claim no longer stands. The host that took
