@@ -172,6 +172,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "next_start_forgets_the_fence",
     "next_start_serves_what_ended",
     "untouched_tail_waits",
+    "ended_is_called_stored",
+    "lost_low_mark_says_nothing",
     "each_attempt_claims",
     "what_a_client_heard_is_forgotten",
     "silent_session_is_trusted",

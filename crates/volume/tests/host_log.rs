@@ -348,8 +348,16 @@ fn a_host_that_stopped_writes_no_record_and_closes_no_volume_any_more() {
     // Everything of it is stored: nothing but the stop can refuse its close.
     world.write(&other, 8, 3, 4096);
     world.sync(&other);
+    // Of another volume a snapshot can be made without any write of this host's.
+    world.create("idle", 64 * MIB);
     stop_by_a_strangers_pack(&mut world, &demo);
     let before = world.env.objects.clone();
+    let taken = world.host.create_snapshot("idle@one", Vec::new());
+    let refused = world.wait(|_| taken.try_take());
+    assert!(
+        matches!(refused, Err(OpenError::HostStopped(_))),
+        "{refused:?}"
+    );
     for _ in 0..2 {
         let closing = world.host.close_volume(&other);
         let refused = world.wait(|_| closing.try_take());

@@ -556,23 +556,65 @@ fn a_volume_that_grew_without_a_note_in_the_log_is_not_served_before_the_store_a
     a_growth_without_a_log_lasts();
 }
 
+/// The store is as it was before the host had a record, or a low mark: a live host would stop.
+fn no_low_mark_is_a_set_back() {
+    let (mut world, volume, [_, opened]) = with_older_stores();
+    assert!(opened.keys().all(|key| !key.starts_with("hosts/")));
+    let whole = std::mem::replace(&mut world.env.objects, opened);
+    world.env.outage = false;
+    let synced = world.host.sync(&volume);
+    let stopped = world.wait(|_| synced.try_take()).expect_err("set back");
+    assert!(stopped.to_string().contains("set back"), "{stopped}");
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+    assert!(world.host.unserved_tails()[0].rescue, "it is offered");
+    // The next start says so, too, and serves nothing before.
+    let mut world = restarted(world.kill());
+    serve(&mut world).expect_err("clients know that it has ended");
+    world.env.outage = false;
+    let stopped = world.try_open("demo", true).expect_err("older");
+    assert!(matches!(stopped, OpenError::HostStopped(_)), "{stopped}");
+    // The newer state is put back: all of it goes on.
+    let mut env = world.kill();
+    env.objects = whole;
+    let mut world = World::start(env);
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+}
+
+#[test]
+fn a_store_that_was_set_back_to_before_the_hosts_low_mark_ends_it_and_is_named() {
+    no_low_mark_is_a_set_back();
+}
+
 #[test]
 fn a_volume_whose_records_are_gone_stays_unchecked_until_they_are_back() {
-    let (mut world, volume, [_, opened]) = with_older_stores();
-    let whole = std::mem::replace(&mut world.env.objects, opened);
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    for fill in [1, 2] {
+        world.write(&volume, 0, fill, 4096);
+        world.sync(&volume);
+    }
+    world.pass(10);
+    let mut world = restarted(world.kill());
+    let volume = serve(&mut world).expect("it goes on");
+    let is_record = |key: &&String| key.contains("/log/");
+    let first = world.env.objects.keys().find(is_record).cloned();
+    let first = first.expect("of the first sync");
+    let record = world.env.objects.remove(&first).expect("it is there");
     world.env.outage = false;
     let synced = world.host.sync(&volume);
     world.pass(60_000);
     assert!(volume.is_unchecked() && synced.try_take().is_none());
     let error = volume.upload_error().expect("it says why");
-    assert!(error.contains("/log/"), "{error}");
+    assert!(error.contains(&first), "{error}");
     world.write(&volume, 8, 2, 4096);
     assert_eq!(world.read_fill(&volume, 8, 4096), 2);
-    world.env.objects = whole;
+    world.env.objects.insert(first, record);
     world.pass(60_000);
     assert!(!volume.is_unchecked(), "{:?}", volume.upload_error());
     world.sync(&volume);
-    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(world.read_fill(&volume, 0, 4096), 2);
 }
 
 fn a_broken_tail_waits() {
@@ -705,6 +747,8 @@ fn each_planted_bug_is_seen_by_its_test() {
             "namesake_of_before_is_believed",
             a_namesake_from_before_is_not_opened,
         ),
+        ("lost_low_mark_says_nothing", no_low_mark_is_a_set_back),
+        ("ended_is_called_stored", no_low_mark_is_a_set_back),
         ("next_start_serves_what_ended", a_set_back_store_ends_it),
         (
             "next_start_serves_what_ended",

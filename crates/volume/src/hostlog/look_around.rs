@@ -303,6 +303,11 @@ pub(crate) async fn check_previous(
             let key = record_key(host, before);
             Err(Stop::set_back(format!("{key} is not what stood there")))
         }
+        // Low marks only rise, and one goes only with a host that no root names.
+        None if state.has_low_mark && !canary::active!("lost_low_mark_says_nothing") => {
+            let (low, key) = (low_key(host), record_key(host, before));
+            Err(Stop::set_back(format!("{low} and {key} are gone")))
+        }
         _ => Ok(()),
     }
 }

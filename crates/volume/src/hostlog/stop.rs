@@ -60,7 +60,8 @@ impl fmt::Display for Stop {
             Stop::SetBack(found) => write!(
                 f,
                 "{found}: the store was set back to an older state; stop all hosts, then put the store's \
-                 newer state back, or give each host an empty cache directory"
+                 newer state back, or give each host an empty cache directory. What this host has not uploaded \
+                 stays in its log"
             ),
             Stop::Damaged(found) => write!(
                 f,

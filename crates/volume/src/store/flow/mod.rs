@@ -171,10 +171,13 @@ pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Resul
     tail.upload
         .changed
         .wait_until(|| {
-            // What was called stored before may be another history's by now.
-            let is_unchecked = tail.lock().status == Status::Unchecked
-                && !canary::active!("unchecked_is_called_stored");
-            if tail.stored_lsn() >= lsn && !is_unchecked {
+            let status = tail.lock().status;
+            // What was called stored before may be another history's by now,
+            let is_unchecked =
+                status == Status::Unchecked && !canary::active!("unchecked_is_called_stored");
+            // or the store may have lost it.
+            let has_ended = status == Status::Fenced && !canary::active!("ended_is_called_stored");
+            if tail.stored_lsn() >= lsn && !is_unchecked && !has_ended {
                 return Some(Ok(()));
             }
             // Only what durable frames cover is uploaded from a poisoned log (R10). Commits after
@@ -183,7 +186,7 @@ pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Resul
             if engine.poisoned.load(Ordering::Acquire) && tail.framed_lsn() < tail.newest() {
                 return Some(Err(OpenError::Poisoned));
             }
-            match tail.lock().status {
+            match status {
                 Status::Live => tail.upload.refusal().map(Err),
                 Status::Unchecked => None,
                 status => Some(Err(end_reason(tail, status))),
