@@ -153,7 +153,8 @@ impl OpenError {
                 f,
                 "volumes/{name}/root, the root of volume {name}, is gone from the store, though nobody \
                  deleted the volume: nothing more of it is stored. What is on this host is still \
-                 served: put the object back from a backup or an older version of it, or copy the \
+                 served. Put the object back from a backup or an older version of it, or have it made \
+                 again of what the volume's packs say, with `firn check {name} --rebuild`, or copy the \
                  disk's content elsewhere"
             ),
             OpenError::StoreWentBack {

@@ -4,11 +4,14 @@
 
 use std::sync::Arc;
 
+use crate::driver::{StoreError, StoreOp};
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::hostlog::names::low_key;
 use crate::log::ring::TailId;
 use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
+use crate::store::objects::{store_error, store_with_retry};
 use crate::units::VolumeId;
 
 /// The local tails of a volume.
@@ -18,6 +21,16 @@ pub(crate) fn local_tails(engine: &Engine, volume: VolumeId) -> Vec<Arc<Tail>> {
         .into_iter()
         .filter(|tail| tail.id().volume == volume)
         .collect()
+}
+
+/// Whether the store has this host's low mark: it is there from a host's first record on.
+pub(super) async fn has_low_mark(engine: &Engine) -> Result<bool, OpenError> {
+    let key = low_key(engine.host);
+    match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound) => Ok(false),
+        Err(error) => Err(store_error("read", &key, &error)),
+    }
 }
 
 /// The error if the store and its logs have less than what this host has reported as stored.

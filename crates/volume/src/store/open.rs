@@ -27,7 +27,7 @@ use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::CommitAges;
 use crate::store::go_live::go_live;
 use crate::store::holds::{
-    check_not_held, continuing_tail, covers_tail, is_continued, is_held_here,
+    check_not_held, continuing_tail, covers_tail, has_low_mark, is_continued, is_held_here,
     local_tails, records_lost, set_back, set_back_to_any_namesake,
 };
 use crate::store::load_index::load_index;
@@ -225,8 +225,12 @@ pub(crate) async fn take_epoch(
 async fn read_root_of_tails(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
     let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.name() == name;
     match read_any_root(engine, name).await {
-        Err(OpenError::NoSuchVolume(_)) if engine.tails().iter().any(waits) => {
-            Err(OpenError::RootMissing(name.to_owned()))
+        Err(missing @ OpenError::NoSuchVolume(_)) if engine.tails().iter().any(waits) => {
+            Err(match has_low_mark(engine).await? {
+                true => OpenError::RootMissing(name.to_owned()),
+                // It may be another store, which lacks everything of this host.
+                false => missing,
+            })
         }
         Ok(head) if head.root.deleted => Err(OpenError::NoSuchVolume(name.to_owned())),
         head => head,
@@ -424,7 +428,7 @@ fn retire_namesakes(engine: &Arc<Engine>, root: &Root) {
 }
 
 pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
-    wait_checked(tail).await;
+    wait_checked(tail).await?;
     let _busy = NameLock::take(engine, tail.name())?;
     flow::wait_stored(engine, tail, tail.newest()).await?;
     // Even with everything stored: a copy of this host may be in use.

@@ -12,9 +12,15 @@ use crate::request::tail::{Status, Tail};
 use crate::store::log_procedures::stop_host;
 
 /// Waits until the tail is checked, or is not served any more.
-pub(crate) async fn wait_checked(tail: &Tail) {
-    let is_known = || (tail.lock().status != Status::Unchecked).then_some(());
-    tail.upload.changed.wait_until(is_known).await;
+///
+/// # Errors
+/// If something has to be done at the store before the tail can be checked.
+pub(crate) async fn wait_checked(tail: &Tail) -> Result<(), OpenError> {
+    let is_known = || match tail.lock().status {
+        Status::Unchecked => tail.upload.refusal().map(Err),
+        _ => Some(Ok(())),
+    };
+    tail.upload.changed.wait_until(is_known).await
 }
 
 /// Refuses a root that the serving tail does not continue.

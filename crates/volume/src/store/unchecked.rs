@@ -114,6 +114,10 @@ async fn check_until_known(engine: Arc<Engine>, tail: Arc<Tail>) {
                 break;
             }
             tail.upload.set_error(Some(&error));
+            // Whoever waits for the store hears what has to be done first.
+            let refusal = endings::is_refusal(&error).then(|| error.clone());
+            tail.upload.set_refusal(refusal);
+            tail.upload.wake_all();
         }
         engine.port.sleep(delay).await;
         delay = (delay * 2).min(engine.options.retry_ns * 30);
@@ -161,6 +165,7 @@ async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> 
     let index = load_index(engine, &head.root).await?;
     go_live(engine, tail, head, index).await?;
     tail.upload.set_error(None);
+    tail.upload.set_refusal(None);
     tracing::info!(volume = name, "its root was read: it goes on");
     Ok(())
 }

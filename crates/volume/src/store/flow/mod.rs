@@ -187,8 +187,7 @@ pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Resul
                 return Some(Err(OpenError::Poisoned));
             }
             match status {
-                Status::Live => tail.upload.refusal().map(Err),
-                Status::Unchecked => None,
+                Status::Live | Status::Unchecked => tail.upload.refusal().map(Err),
                 status => Some(Err(end_reason(tail, status))),
             }
         })
@@ -202,8 +201,7 @@ pub(crate) async fn wait_grown(tail: &Tail, bytes: u64) -> Result<(), OpenError>
         let inner = tail.lock();
         match inner.status {
             _ if inner.geometry.bytes >= bytes => Some(Ok(())),
-            Status::Live => tail.upload.refusal().map(Err),
-            Status::Unchecked => None,
+            Status::Live | Status::Unchecked => tail.upload.refusal().map(Err),
             status => Some(Err(end_reason(tail, status))),
         }
     };

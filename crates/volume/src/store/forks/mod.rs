@@ -94,7 +94,7 @@ async fn make_child(
     // Checked before anything is frozen.
     check_free(engine, &spec.name).await?;
     if let Some(tail) = served_tail(engine, parent) {
-        wait_checked(&tail).await;
+        wait_checked(&tail).await?;
     }
     if let Some(tail) = live_tail(engine, parent) {
         let root = live_parent::make_child(engine, &tail, spec).await?;
