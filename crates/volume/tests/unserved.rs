@@ -319,6 +319,50 @@ fn a_check_that_is_tried_again_claims_the_volume_once() {
     attempts_claim_once();
 }
 
+#[test]
+fn a_root_that_was_removed_is_said_by_a_start_and_the_volume_goes_on_once_it_is_back() {
+    const ROOT: &str = "volumes/demo/root";
+    let mut world = World::start(killed());
+    let removed = world.env.objects.remove(ROOT).expect("a root");
+    let missing = world.try_open("demo", false).expect_err("it has no root");
+    assert!(matches!(missing, OpenError::RootMissing(_)), "{missing}");
+    assert!(missing.to_string().contains(ROOT), "{missing}");
+    let volume = serve(&mut world).expect("nothing is missing here");
+    check_unflushed(&mut world, &volume);
+    world.write(&volume, 16, 3, 4096);
+    // Whoever waits for the store hears of it.
+    let synced = world.host.sync(&volume);
+    let grown = world.host.grow_volume(&volume, 128 * MIB);
+    let closed = world.host.close_volume(&volume);
+    let refused = [
+        world.wait(|_| synced.try_take()).err(),
+        world.wait(|_| grown.try_take()).err(),
+        world.wait(|_| closed.try_take()).err(),
+    ];
+    for refused in refused {
+        assert!(
+            matches!(refused, Some(OpenError::RootMissing(_))),
+            "{refused:?}"
+        );
+    }
+    // So does the next start.
+    let mut world = World::start(world.kill());
+    world.try_open("demo", false).expect_err("it has no root");
+    let volume = serve(&mut world).expect("still nothing is missing here");
+    world.env.objects.insert(ROOT.into(), removed);
+    world.pass(60_000);
+    assert!(!volume.is_unchecked(), "{:?}", volume.upload_error());
+    check_all_is_stored(world, &volume);
+}
+
+#[test]
+fn a_store_that_lacks_everything_of_a_host_is_another_one() {
+    let mut world = World::start(killed());
+    world.env.objects.clear();
+    let missing = world.try_open("demo", false).expect_err("it has no root");
+    assert!(matches!(missing, OpenError::NoSuchVolume(_)), "{missing}");
+}
+
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
