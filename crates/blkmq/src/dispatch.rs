@@ -216,7 +216,10 @@ impl<T> DispatchList<T> {
         if !self.space_open {
             return None;
         }
-        let (ticket, tag) = self.space_waiters.pop_first()?;
+        let (ticket, tag) = match canary::active!("space_goes_to_the_newest") {
+            true => self.space_waiters.pop_last()?,
+            false => self.space_waiters.pop_first()?,
+        };
         // The wake is for the requests that wait now, not for those that park later.
         self.space_open = !self.space_waiters.is_empty();
         self.space_probe = Some((ticket, self.space_wakes));

@@ -5,7 +5,11 @@
 
 mod support;
 
+use std::sync::Arc;
+
+use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
+use blkmq::{Admission, AdmittedRequest, Completer, Device, DeviceOptions, Kick};
 use support::{Environment, World, waker};
 use volume::driver::{Outcome, Request, RequestOp};
 use volume::units::Now;
@@ -215,13 +219,83 @@ fn layers_whose_bytes_are_gone_are_found_with_those_that_hide_them() {
     }
 }
 
+/// Completions of a disk's queue; nothing waits for them.
+struct Disk;
+
+impl Completer<u64> for Disk {
+    fn complete(&self, _: u64, result: Result<(), ErrorKind>) {
+        assert_eq!(result, Ok(()));
+    }
+}
+
+impl Kick for Disk {
+    fn kick(&self) {}
+}
+
+fn the_oldest_waits_no_longer_than_others() {
+    let env = log_that_one_volume_fills();
+    let mut world = World::start(env);
+    world.env.outage = true;
+    let opened = world.host.open_unchecked("c", OpenMode::default());
+    let volume = world.wait(|_| opened.try_take()).expect("it goes on");
+    let device = Device::new("c", DeviceOptions::default());
+    let mut queue = device.add_queue(16, Arc::new(Disk), Arc::new(Disk));
+    let mut served = Vec::new();
+    let mut try_one = |request: AdmittedRequest<u64>, volume: &Volume| {
+        let op = Op::Write {
+            sector: *request.payload() * 64,
+            sectors: 64,
+            fua: false,
+        };
+        match volume.begin(&op, request.waker()) {
+            Step::Write(plan) => {
+                let done = volume.written(plan, Ok(()), request.waker());
+                assert!(matches!(done, Step::Done(Ok(()))));
+                served.push(*request.payload());
+                request.complete(Ok(()));
+            }
+            Step::Park(why) => request.park(why),
+            other => panic!("there is no error here: {other:?}"),
+        }
+        served.len()
+    };
+    // Issued again to the server that came up, which has no room for any.
+    for number in 0..12 {
+        let Admission::Run(request) = queue.admit(number) else {
+            panic!("there are tags")
+        };
+        assert_eq!(try_one(request, &volume), 0, "the log is full");
+    }
+    world.env.outage = false;
+    let mut count = 0;
+    for _ in 0..6000 {
+        world.pass(10);
+        queue.run(|request| count = try_one(request, &volume));
+        if count == 12 {
+            break;
+        }
+    }
+    assert_eq!(served, Vec::from_iter(0..12));
+}
+
+#[test]
+fn a_disk_that_is_back_serves_its_oldest_waiting_request_first() {
+    the_oldest_waits_no_longer_than_others();
+}
+
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    canary::each_is_seen(&[(
-        "log_is_read_one_place_at_a_time",
-        every_volume_writes_within_any_two_lives_of_a_few_round_trips,
-    )]);
+    canary::each_is_seen(&[
+        (
+            "log_is_read_one_place_at_a_time",
+            every_volume_writes_within_any_two_lives_of_a_few_round_trips,
+        ),
+        (
+            "space_goes_to_the_newest",
+            the_oldest_waits_no_longer_than_others,
+        ),
+    ]);
     let stored = killed_every_half_second_every_volumes_stored_lsn_goes_on;
     canary::each_is_seen(&[
         ("checkpoint_forgets_cuts", stored),

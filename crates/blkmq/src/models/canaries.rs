@@ -5,6 +5,9 @@
 
 use std::process::Command;
 
+/// Canaries that tests of the engine see, with its log behind a queue (`crates/volume/tests`).
+const SEEN_BY_THE_ENGINE: [&str; 1] = ["space_goes_to_the_newest"];
+
 const CANARIES: [(&str, &str); 20] = [
     (
         "must_run_without_barrier",
@@ -127,5 +130,6 @@ fn every_planted_bug_fails_its_model() {
 fn every_canary_in_the_code_is_on_the_list() {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
     let listed = CANARIES.map(|(canary, _)| canary);
+    let listed = [&listed[..], &SEEN_BY_THE_ENGINE].concat();
     assert_eq!(canary::unlisted(source, &listed), [""; 0]);
 }
