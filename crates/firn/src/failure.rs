@@ -122,7 +122,7 @@ failure_codes! {
     Output, "output", 500, FAILED, "The result cannot be written",
         "Check where standard output leads.";
     RootMissing, "root-missing", 500, FAILED, "A volume's root is gone from the store",
-        "Put the object back from a backup, or from an older version of it.";
+        "Put the object back from a backup or an older version of it, or see `firn check VOLUME --rebuild`.";
     ServerUnreachable, "server-unreachable", 503, FAILED, "The server does not answer",
         "Start one with `firn serve`, or name another with --api.";
     SnapshotExists, "snapshot-exists", 409, FAILED, "A snapshot of this name exists",

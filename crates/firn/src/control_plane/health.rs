@@ -152,8 +152,14 @@ impl ControlPlane {
         let open = self.volumes.get(name)?;
         match open.volume.check_serving() {
             Err(ErrorKind::Fenced) => {
-                let why = "another host has taken it over; what this host had not uploaded is kept: \
-                           `firn rescue list`";
+                // Taken over, deleted, or of a store that was set back.
+                let why = match canary::active!("every_end_is_a_take_over") {
+                    true => None,
+                    false => open.volume.upload_error(),
+                };
+                let why = why.unwrap_or_else(|| "another host has taken it over".into());
+                let why =
+                    format!("{why}; what this host had not uploaded is kept: `firn rescue list`");
                 return Some(condition(HealthLevel::Stuck, why));
             }
             Err(error) => return Some(condition(HealthLevel::Stuck, format!("it fails: {error}"))),
@@ -161,11 +167,10 @@ impl ControlPlane {
         }
         if open.volume.is_unchecked() {
             let error = open.volume.upload_error();
-            let error = error.map_or(String::new(), |error| format!(": {error}"));
+            let error = error.unwrap_or_else(|| "the store is away".into());
             let why = format!(
-                "unchecked: the store is away since this server began to serve it, {} s ago; what is on this host is \
-                 served, and nothing of it is called stored until the store says that the volume is still this \
-                 host's{error}",
+                "unchecked since this server began to serve it, {} s ago: what is on this host is served, and nothing \
+                 of it is called stored until the store says that the volume is still this host's. {error}",
                 open.since.elapsed().as_secs()
             );
             return Some(condition(HealthLevel::Degraded, why));

@@ -62,7 +62,7 @@ impl ControlPlane {
                 // Its clients wait, and what the log continues needs no store to be served. The others are opened
                 // when these are.
                 None if takes_over => self.open_before_store(&wanted, &not_wanted_error()).await,
-                None => self.open_wanted(&wanted).await,
+                None => self.open_or_serve_local(&wanted).await,
             };
             (wanted, opened)
         });
@@ -121,6 +121,20 @@ impl ControlPlane {
             .collect()
     }
 
+    /// Opens a volume. One whose root somebody removed from the store is served from this host until it is back, if
+    /// nothing of it is missing here.
+    async fn open_or_serve_local(&self, wanted: &WantedVolume) -> Result<Arc<OpenVolume>> {
+        match self.open_wanted(wanted).await {
+            Err(failure)
+                if failure.code == FailureCode::RootMissing
+                    && !canary::active!("missing_root_keeps_local_data") =>
+            {
+                self.open_before_store(wanted, &failure).await
+            }
+            opened => opened,
+        }
+    }
+
     /// Opens a volume; creates it, or grows it, as its size asks.
     async fn open_wanted(&self, wanted: &WantedVolume) -> Result<Arc<OpenVolume>> {
         let Some(size) = wanted.size else {
@@ -128,6 +142,11 @@ impl ControlPlane {
         };
         match self.host.show_volume(&wanted.name).await {
             Err(OpenError::NoSuchVolume(name)) if wanted.served_before => {
+                // This tells a root that was removed from a store that is another.
+                match self.open(&wanted.name, OpenMode::default()).await {
+                    Err(failure) if failure.code == FailureCode::NoSuchVolume => {}
+                    opened => return opened,
+                }
                 return Err(Failure::new(
                     FailureCode::NoSuchVolume,
                     format!(
@@ -260,7 +279,7 @@ impl ControlPlane {
                     // Meanwhile a client may have attached the volume, so that it is open; or
                     // detached it, so that another host may own it.
                     let open = match self.waiting.get(name) {
-                        Some(_) => Some(self.open_wanted(wanted).await),
+                        Some(_) => Some(self.open_or_serve_local(wanted).await),
                         None => None,
                     };
                     (lock, open)
