@@ -22,7 +22,11 @@ const MOUNT: &str = "mount -t tmpfs -o size=84m none cache && echo mounted && ex
 const MOUNT_DIRECT: &str = "truncate -s 96m image && mkfs.ext4 -q -m 0 image \
     && mount -o loop image cache && echo mounted && exec sleep 600";
 
-/// A namespace in which the cache directory is a small file system.
+/// A ring directory with room for the session's own region, and for no ring of a volume.
+const MOUNT_RINGS: &str =
+    "mkdir rings && mount -t tmpfs -o size=64k none rings && echo mounted && exec sleep 600";
+
+/// A namespace in which the cache directory, or another one, is a small file system.
 struct Small {
     world: World,
     holder: Child,
@@ -162,6 +166,33 @@ fn a_read_cache_takes_no_more_space_than_there_is_and_what_it_cannot_hold_is_rea
 }
 
 const NBD: [&str; 2] = ["--transport", "nbd"];
+
+#[test]
+fn a_full_ring_directory_names_the_ring_directory_and_what_helps_and_not_a_smaller_log() {
+    let Some(small) = Small::mount(MOUNT_RINGS) else {
+        return;
+    };
+    let world = &small.world;
+    let rings = world.path("rings");
+    let server = small.serve(&["--ring-dir", rings.to_str().unwrap()]);
+    world.expect_success(&server, &["volume", "create", "a", "--size", "8MiB"]);
+    let attach = [&["attach", "a"][..], &NBD].concat();
+    let refused = world.expect_failure(&server, &attach);
+    let names_it = refused.contains(rings.to_str().unwrap()) && refused.contains("--ring-dir");
+    assert!(
+        names_it && !refused.contains("--log-size"),
+        "it advises: {refused}"
+    );
+    // What it says helps.
+    let larger = Command::new("nsenter")
+        .args(["--mount", "--target", &small.holder.id().to_string()])
+        .args(["mount", "-o", "remount,size=16m"])
+        .arg(&rings)
+        .status();
+    assert!(larger.unwrap().success());
+    world.expect_success(&server, &attach);
+    server.connect("a").write(0, &[1; 4096]).unwrap();
+}
 
 /// What the server does while its disk is full, one step after the other; the disk fills before the
 /// step of this number, and the server is killed after the last.

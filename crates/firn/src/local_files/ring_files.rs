@@ -173,7 +173,7 @@ impl RingFiles {
     fn describe_creation_failure(&self, ring: RingId, words: usize, source: &io::Error) -> String {
         let path = self.path(ring);
         match source.kind() {
-            Io::StorageFull => format!(
+            Io::StorageFull if !canary::active!("full_memory_is_a_full_disk") => format!(
                 "cannot make the index ring {}: there is no room for its {} bytes in {}; remove what \
                  fills that memory, make it larger, or choose another directory in memory with \
                  --ring-dir",
