@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 31] = [
+const CANARIES: [Canary; 35] = [
     Canary {
         name: "bytes_that_came_ahead_are_dropped",
         what: "requests that a connection had received when it was given away are lost between two servers",
@@ -268,6 +268,42 @@ const CANARIES: [Canary; 31] = [
             "a_read_cache_takes_no_more_space_than_there_is_and_what_it_cannot_hold_is_read_from_the_store",
         ),
         words: &["are left"],
+    },
+    Canary {
+        name: "network_locks_are_believed",
+        what: "a directory store is used on a file system whose locks do not keep other hosts out",
+        judge: Detector::Here(
+            "network_store",
+            "a_store_on_a_file_system_of_another_host_is_refused_with_the_reason_and_the_remedy",
+        ),
+        words: &["the reason is not its locks"],
+    },
+    Canary {
+        name: "full_memory_is_a_full_disk",
+        what: "a full ring directory is reported as a full disk of the log",
+        judge: Detector::Here(
+            "full_disk",
+            "a_full_ring_directory_names_the_ring_directory_and_what_helps_and_not_a_smaller_log",
+        ),
+        words: &["it advises: "],
+    },
+    Canary {
+        name: "missing_root_keeps_local_data",
+        what: "a volume whose root was removed is not served from this host after a restart",
+        judge: Detector::Here(
+            "removed_objects",
+            "a_root_that_was_removed_is_said_and_what_is_here_is_served_over_restarts",
+        ),
+        words: &["what is here is not served"],
+    },
+    Canary {
+        name: "every_end_is_a_take_over",
+        what: "a store that was set back is reported as a take-over",
+        judge: Detector::Here(
+            "removed_objects",
+            "a_store_that_was_set_back_below_a_server_is_said_so_and_is_no_take_over",
+        ),
+        words: &["what became of it is not said"],
     },
     Canary {
         name: "rescue_gives_nothing_back",

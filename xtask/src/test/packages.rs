@@ -13,6 +13,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("nbdfuse", "libnbd-bin"),
     ("nbdsh", "python3-libnbd"),
     ("fusermount3", "fuse3"),
+    ("fuse2fs", "fuse2fs"),
     ("nbdkit", "nbdkit"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
