@@ -8,6 +8,9 @@ use super::{Finding, Source};
 /// Documents in which each sentence names its tests.
 const PROMISES: [&str; 2] = ["docs/SEMANTICS.md", "docs/failure-model.md"];
 
+/// The document that lists planted bugs beside the tests that see them.
+const BUGS: &str = "docs/simulator.md";
+
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
     vec![
         ("tests that the promises name exist", missing_tests(sources)),
@@ -25,12 +28,20 @@ fn missing_tests(sources: &[Source]) -> Vec<String> {
         .flat_map(|source| source.text.split("fn ").skip(1))
         .filter_map(|rest| rest.split(['(', '<']).next())
         .collect();
+    let planted: BTreeSet<&str> = sources
+        .iter()
+        .filter(|source| source.is_rust())
+        .flat_map(|source| quoted(&source.text, "canary::active!(\"", "\""))
+        .collect();
     let mut missing = Vec::new();
     for source in sources {
         let path = source.path.to_string_lossy();
-        if PROMISES.contains(&&*path) {
+        let lists_bugs = path == BUGS;
+        if lists_bugs || PROMISES.contains(&&*path) {
             let named = quoted(&source.text, "`", "`").filter(|name| is_sentence(name));
-            let gone = named.filter(|name| !functions.contains(name));
+            let is_there =
+                |name: &&str| functions.contains(name) || (lists_bugs && planted.contains(name));
+            let gone = named.filter(|name| !is_there(name));
             missing.extend(gone.map(|name| format!("{path}: {name}")));
         }
     }
@@ -97,12 +108,21 @@ mod tests {
                 "docs/SEMANTICS.md",
                 "engine `it_is_still_there`, `it_is_not_there_any_more`, `src/space.rs`",
             ),
+            source(
+                "crates/x/src/x.rs",
+                "if canary::active!(\"a_bug_of_four_words\") {}",
+            ),
+            source(
+                BUGS,
+                "| `it_is_still_there` | `a_bug_of_four_words`, `a_bug_that_nobody_plants` |",
+            ),
         ];
         let broken: Vec<String> = check(&sources).into_iter().flat_map(|f| f.1).collect();
         assert_eq!(
             broken,
             [
                 "docs/SEMANTICS.md: it_is_not_there_any_more",
+                "docs/simulator.md: a_bug_that_nobody_plants",
                 "crates/x/tests/x.rs: Nothing"
             ]
         );
