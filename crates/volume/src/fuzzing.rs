@@ -19,7 +19,7 @@ use crate::log::session::{BootId, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::node::{self, Node};
-use crate::object::pack::{self, Ancestor, Item, Slice};
+use crate::object::pack::{self, Ancestor, Item, Slice, VolumeLabel};
 use crate::object::pack_writer::PackWriter;
 use crate::object::page::{self, Page};
 use crate::object::root::{DeltaRef, Peer, Predecessor, Root};
@@ -429,7 +429,16 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
         origin: VOLUME,
         epoch: Epoch(3),
         first: Lsn(1),
+        begin: Lsn(1),
         last: Lsn(3),
+        packs: 1,
+        volume: VolumeLabel {
+            name: "demo".into(),
+            size: VolumeSize {
+                bytes: 1 << 30,
+                block: 512,
+            },
+        },
         lineage: [Ancestor {
             volume: VolumeId([8; 16]),
             last: Lsn(1),

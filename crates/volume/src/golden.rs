@@ -300,6 +300,16 @@ fn random_bytes() -> Vec<u8> {
         .collect()
 }
 
+fn label(name: &str) -> pack::VolumeLabel {
+    pack::VolumeLabel {
+        name: name.into(),
+        size: VolumeSize {
+            bytes: 0x10_0000_0000,
+            block: 4096,
+        },
+    }
+}
+
 #[test]
 fn packs_are_as_documented() {
     let bytes = fixture!("pack");
@@ -308,7 +318,10 @@ fn packs_are_as_documented() {
         origin: volume(),
         epoch: Epoch(3),
         first: Lsn(4),
+        begin: Lsn(5),
         last: Lsn(5),
+        packs: 1,
+        volume: label("demo"),
         lineage: pack::Lineage::default(),
     };
     let ancestor = pack::Ancestor {
@@ -319,7 +332,10 @@ fn packs_are_as_documented() {
         origin: other(),
         epoch: Epoch(7),
         first: Lsn(2),
+        begin: Lsn(6),
         last: Lsn(9),
+        packs: 2,
+        volume: label("a.fork"),
         lineage: [ancestor].into(),
     };
     writer.add(&slice, Span::new(8, 1), Lsn(5), &random_bytes());
@@ -327,7 +343,7 @@ fn packs_are_as_documented() {
     writer.add_damaged(&second, Span::new(40, 8), Lsn(8));
     let written = writer.finish();
     assert_eq!(written.bytes, bytes);
-    assert_eq!((written.footer_offset, written.footer_bytes), (528, 360));
+    assert_eq!((written.footer_offset, written.footer_bytes), (528, 422));
     // Readers do not look at the header's reserved bytes.
     let ignored: Vec<usize> = (10..16).collect();
     assert_every_byte_is_checked(&bytes, &ignored, |bytes| {

@@ -71,11 +71,11 @@ pub struct RootMark {
 
 /// How large a volume is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct VolumeSize {
+pub struct VolumeSize {
     /// Bytes. It only grows.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// The logical block in bytes. Zero: nothing is known.
-    pub(crate) block: u32,
+    pub block: u32,
 }
 
 impl VolumeSize {

@@ -12,12 +12,12 @@ use support::{Environment, World, options};
 use volume::hostlog::names::{INDEX_PREFIX, SessionName, object_of_key};
 use volume::object::ObjectId;
 use volume::object::node::{Node, encode_node};
-use volume::object::pack::{Chunk, Item, Lineage, Slice};
+use volume::object::pack::{Chunk, Item, Lineage, Slice, VolumeLabel};
 use volume::object::pack_writer::PackWriter;
 use volume::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, encode_page};
 use volume::object::root::{DeltaRef, Root};
 use volume::object::sessions::SessionNames;
-use volume::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
+use volume::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId, VolumeSize};
 use volume::{Options, Volume};
 
 #[global_allocator]
@@ -55,7 +55,16 @@ fn slice(origin: VolumeId) -> Slice {
         origin,
         epoch: Epoch(1),
         first: Lsn(1),
+        begin: Lsn(1),
         last: Lsn(1),
+        packs: 1,
+        volume: VolumeLabel {
+            name: "demo".into(),
+            size: VolumeSize {
+                bytes: 1 << 30,
+                block: 512,
+            },
+        },
         lineage: Lineage::default(),
     }
 }

@@ -4,8 +4,8 @@
 //! 0   header, 16 bytes: magic `FIRNPACK`, version u16, zero u16, zero u32
 //! 16  stored bytes of the chunks, in order
 //!     footer: the pack's name, 40 bytes: its session, and its number there; then for each slice its
-//!     header, 52 bytes, its lineage, 24 bytes for each ancestor, and an entry of 64 bytes for each chunk,
-//!     zeroed range and damaged range of it
+//!     header, 76 bytes and the volume's name, its lineage, 24 bytes for each ancestor, and an entry of 64
+//!     bytes for each chunk, zeroed range and damaged range of it
 //!     trailer, 32 bytes: footer offset u64, entries u32, slices u32, CRC-64 of footer and the
 //!     fields before it u64, magic `FIRNPEND`
 //! ```
@@ -23,6 +23,11 @@
 //! | 40 | 4 | key id, 0: not encrypted |
 //! | 44 | 4 | entries that follow |
 //! | 48 | 4 | ancestors of the volume that follow before them: volume id 16, LSN 8; the nearest first |
+//! | 52 | 4 | packs that hold the slice, this one among them |
+//! | 56 | 8 | first LSN of the slice |
+//! | 64 | 8 | size of the volume in bytes |
+//! | 72 | 4 | logical block size of the volume in bytes |
+//! | 76 | text | name of the volume |
 //!
 //! | offset | bytes | field of an entry |
 //! |---|---|---|
@@ -38,8 +43,9 @@
 //!
 //! The checksum is the CRC-64/NVME of origin, first sector, sectors, LSN and the stored bytes: it
 //! binds origin, address and LSN, so that misplaced content fails as surely as damaged content. The
-//! index of all volumes can be rebuilt from footers alone: of one volume, what an older epoch wrote
-//! in a slice that reaches the first LSN of a newer one was never committed.
+//! index of all volumes can be rebuilt from footers alone (`rebuild/`): of one volume, what an older epoch
+//! wrote in a slice that reaches the first LSN of a newer one was never committed. For that alone a slice says what its
+//! volume is called, how large it is, and whether more packs belong to it.
 
 use std::sync::Arc;
 
@@ -50,7 +56,7 @@ use super::{FormatError, ObjectId};
 use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::hostlog::names::SessionName;
 use crate::map::SectorRun;
-use crate::units::{Epoch, Lsn, Span, VolumeId};
+use crate::units::{Epoch, Lsn, Span, VolumeId, VolumeSize};
 
 pub(super) const MAGIC: [u8; 8] = *b"FIRNPACK";
 pub(super) const END_MAGIC: [u8; 8] = *b"FIRNPEND";
@@ -62,8 +68,10 @@ pub const HEADER_BYTES: usize = 16;
 pub const NAME_BYTES: usize = 40;
 /// Bytes of the trailer.
 pub const TRAILER_BYTES: usize = 32;
-/// Bytes of a slice's header in the footer.
-pub const SLICE_BYTES: usize = 52;
+/// Bytes of a slice's header in the footer, before the volume's name.
+pub const SLICE_BYTES: usize = 76;
+/// Bytes of the length of a name.
+const NAME_LENGTH_BYTES: usize = 2;
 /// Bytes of an ancestor in a slice's lineage.
 const ANCESTOR_BYTES: usize = 24;
 /// Bytes of a footer entry.
@@ -117,10 +125,34 @@ pub struct Slice {
     pub epoch: Epoch,
     /// The first LSN of that epoch: what an older epoch wrote at or above it is void.
     pub first: Lsn,
+    /// It begins here.
+    pub begin: Lsn,
     /// It goes up to here.
     pub last: Lsn,
+    /// The packs that hold it, this one among them.
+    pub packs: u32,
+    /// The volume as it was called, and how large it was, when the pack was made.
+    pub volume: VolumeLabel,
     /// What the volume was forked from; empty if it was not.
     pub lineage: Lineage,
+}
+
+/// What only a root says of a volume otherwise: a rebuild has it from here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeLabel {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its size and logical block size.
+    pub size: VolumeSize,
+}
+
+impl Slice {
+    /// Bytes of this slice with so many entries in a footer.
+    pub fn footer_bytes(&self, entries: usize) -> u64 {
+        let name = NAME_LENGTH_BYTES + self.volume.name.len();
+        let lineage = self.lineage.len() * ANCESTOR_BYTES;
+        (SLICE_BYTES + name + lineage + entries * ENTRY_BYTES) as u64
+    }
 }
 
 /// A slice and what a pack has of it, in order.
@@ -230,12 +262,16 @@ pub(super) fn encode_slice(w: &mut Writer, section: &Section) {
         origin,
         epoch,
         first,
+        begin,
         last,
+        packs,
+        volume: VolumeLabel { name, size },
         lineage,
     } = &section.slice;
     let entries = u32::try_from(section.items.len()).expect("bounded by the pack's size");
     w.raw(&origin.0).u64(epoch.0).u64(first.0).u64(last.0);
-    w.u32(0).u32(entries).u32(lineage.len() as u32);
+    w.u32(0).u32(entries).u32(lineage.len() as u32).u32(*packs);
+    w.u64(begin.0).u64(size.bytes).u32(size.block).text(name);
     for ancestor in lineage.iter() {
         w.raw(&ancestor.volume.0).u64(ancestor.last.0);
     }
@@ -268,6 +304,12 @@ fn decode_slice(r: &mut Reader<'_>, pack: ObjectId) -> Result<Section, FormatErr
             "it is encrypted, which this firn does not support",
         ));
     }
+    let (packs, begin) = (r.u32()?, Lsn(r.u64()?));
+    let size = VolumeSize {
+        bytes: r.u64()?,
+        block: r.u32()?,
+    };
+    let name = r.text()?.into();
     // Checked before anything is allocated for them.
     let mut listed = Reader::new(r.raw(ancestors.saturating_mul(ANCESTOR_BYTES))?);
     let lineage = (0..ancestors).map(|_| {
@@ -280,7 +322,10 @@ fn decode_slice(r: &mut Reader<'_>, pack: ObjectId) -> Result<Section, FormatErr
         origin,
         epoch,
         first,
+        begin,
         last,
+        packs,
+        volume: VolumeLabel { name, size },
         lineage: lineage.collect::<Result<_, TruncatedInput>>()?,
     };
     let mut r = Reader::new(r.raw(entries.saturating_mul(ENTRY_BYTES))?);

@@ -259,16 +259,25 @@ impl PackWriter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pack::{Ancestor, Footer, Lineage, decode, decode_footer};
+    use super::super::pack::{Ancestor, Footer, Lineage, VolumeLabel, decode, decode_footer};
     use super::*;
-    use crate::units::{Epoch, HostId, LogSession, VolumeId};
+    use crate::units::{Epoch, HostId, LogSession, VolumeId, VolumeSize};
 
     fn slice() -> Slice {
         Slice {
             origin: VolumeId([9; 16]),
             epoch: Epoch(4),
             first: Lsn(3),
+            begin: Lsn(3),
             last: Lsn(6),
+            packs: 1,
+            volume: VolumeLabel {
+                name: "demo".into(),
+                size: VolumeSize {
+                    bytes: 1 << 30,
+                    block: 512,
+                },
+            },
             lineage: Lineage::default(),
         }
     }

@@ -497,9 +497,9 @@ pub(crate) fn body_of(block: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::pack::{Item, Lineage, Slice};
+    use crate::object::pack::{Item, Lineage, Slice, VolumeLabel};
     use crate::object::pack_writer::PackWriter;
-    use crate::units::Epoch;
+    use crate::units::{Epoch, VolumeSize};
 
     const VOLUME: VolumeId = VolumeId([9; 16]);
     const SESSION: SessionName = SessionName {
@@ -516,7 +516,16 @@ mod tests {
             origin: VolumeId([4; 16]),
             epoch: Epoch(1),
             first: Lsn(1),
+            begin: Lsn(1),
             last: Lsn(3),
+            packs: 1,
+            volume: VolumeLabel {
+                name: "demo".into(),
+                size: VolumeSize {
+                    bytes: 1 << 30,
+                    block: 512,
+                },
+            },
             lineage: Lineage::default(),
         };
         writer.add(&slice, Span::new(8, 16), Lsn(3), &[7; 8192]);

@@ -366,8 +366,9 @@ impl Tail {
         if last == inner.cut {
             return Ok(None);
         }
-        inner.cut = last;
+        let begin = std::mem::replace(&mut inner.cut, last).next();
         Ok(Some(CutSlice {
+            begin,
             last,
             layers,
             cut_ns: now_ns,

@@ -18,7 +18,7 @@ use crate::log::ring::TailId;
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, merge};
 use crate::object::ObjectId;
-use crate::object::pack::{Ancestor, Slice};
+use crate::object::pack::{Ancestor, Slice, VolumeLabel};
 use crate::object::root::{DeltaRef, Root};
 use crate::request::tail::Tail;
 use crate::store::catalog::{create_root, first_root};
@@ -257,17 +257,24 @@ async fn upload_extents(
     root: &Root,
     extents: ExtentMap<DirtyExtent>,
 ) -> Result<(Vec<UploadedPack>, u64), OpenError> {
-    let slice = Slice {
+    let mut slice = Slice {
         origin: root.volume,
         epoch: root.epoch,
         first: root.first,
+        begin: root.first,
         last: root.lsn,
+        packs: 1,
+        volume: VolumeLabel {
+            name: root.name.as_str().into(),
+            size: root.size(),
+        },
         lineage: root.lineage(),
     };
     let (chunk, pack) = (engine.options.chunk_bytes, engine.options.pack_bytes);
     let bytes = extents_bytes(&extents);
     let plan = move || plan_packs(&extents, u64::from(chunk), pack);
     let plans = engine.port.compute(ComputeKind::Merge, bytes, plan).await?;
+    slice.packs = plans.len() as u32;
     let mut packs = Vec::new();
     let mut damaged = 0;
     for plan in plans {

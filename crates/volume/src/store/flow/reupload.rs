@@ -44,10 +44,11 @@ async fn reupload_slice(
     tail: &Arc<Tail>,
     before: &ReadySlice,
 ) -> Result<Arc<ReadySlice>, ServiceEnded> {
-    let slice = slice_of(tail, before.last)?;
+    let slice = slice_of(tail, (before.begin, before.last))?;
     let merged = Arc::clone(&before.merged);
     let (packs, damaged) = upload_packs(engine, tail, (slice, &merged), None).await?;
     let slice = Arc::new(ReadySlice {
+        begin: before.begin,
         last: before.last,
         cut_ns: before.cut_ns,
         merged,

@@ -12,7 +12,7 @@ use crate::error::OpenError;
 use crate::jobs::{Answer, join_all};
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, LogAddr, merge};
-use crate::object::pack::Slice;
+use crate::object::pack::{Slice, VolumeLabel};
 use crate::request::tail::{Status, Tail};
 use crate::store::flow::compute::compute;
 use crate::store::flow::pack_plan::{PackPlan, PackUpload, plan_packs};
@@ -49,11 +49,12 @@ async fn prepare(
         engine.committer().request_round(engine);
     }
     let expected = ExpectedSlice::new(engine);
-    let slice = slice_of(tail, cut.last)?;
+    let slice = slice_of(tail, (cut.begin, cut.last))?;
     let (merged, hidden) = merge_layers(engine, tail, &cut).await?;
     let brought = upload_packs(engine, tail, (slice, &merged), Some(expected)).await?;
     let (packs, damaged) = brought;
     Ok(ReadySlice {
+        begin: cut.begin,
         last: cut.last,
         cut_ns: cut.cut_ns,
         merged,
@@ -63,8 +64,8 @@ async fn prepare(
     })
 }
 
-/// The slice's identity in packs.
-pub(super) fn slice_of(tail: &Tail, last: Lsn) -> Result<Slice, ServiceEnded> {
+/// The slice's identity in packs, of which it is not known yet how many there are.
+pub(super) fn slice_of(tail: &Tail, (begin, last): (Lsn, Lsn)) -> Result<Slice, ServiceEnded> {
     let root = tail.upload.head().ok_or(ServiceEnded)?.root;
     Ok(Slice {
         origin: root.volume,
@@ -74,7 +75,13 @@ pub(super) fn slice_of(tail: &Tail, last: Lsn) -> Result<Slice, ServiceEnded> {
             root.epoch
         },
         first: root.first,
+        begin,
         last,
+        packs: 1,
+        volume: VolumeLabel {
+            name: root.name.as_str().into(),
+            size: tail.size(),
+        },
         lineage: root.lineage(),
     })
 }
@@ -83,7 +90,7 @@ pub(super) fn slice_of(tail: &Tail, last: Lsn) -> Result<Slice, ServiceEnded> {
 pub(super) async fn upload_packs(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    (slice, merged): (Slice, &Arc<ExtentMap<DirtyExtent>>),
+    (mut slice, merged): (Slice, &Arc<ExtentMap<DirtyExtent>>),
     expected: Option<ExpectedSlice>,
 ) -> Result<(Vec<UploadedPack>, Vec<Span>), ServiceEnded> {
     let chunk_bytes = u64::from(engine.options.chunk_bytes);
@@ -100,6 +107,7 @@ pub(super) async fn upload_packs(
         // before the next slice, and an opener finds what was reported as stored.
         plans.push(PackPlan::default());
     }
+    slice.packs = plans.len() as u32;
     let mut expected = expected.filter(|_| is_shared(engine, &plans));
     let mut answers = Vec::new();
     for plan in plans {

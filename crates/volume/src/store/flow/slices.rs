@@ -20,7 +20,9 @@ const IN_FLIGHT_MAX: usize = 8;
 /// A slice as it was cut: layers that no other slice has.
 #[derive(Debug)]
 pub(crate) struct CutSlice {
-    /// The last LSN; the slice begins where the one before it ends.
+    /// The first LSN: the one before it ends there.
+    pub(crate) begin: Lsn,
+    /// The last LSN.
     pub(crate) last: Lsn,
     /// Oldest first.
     pub(crate) layers: Vec<FrozenLayer>,
@@ -41,6 +43,7 @@ pub(crate) struct UploadedPack {
 /// A slice whose packs are all in the store, up to a cut that a durable frame covers.
 #[derive(Debug)]
 pub(crate) struct ReadySlice {
+    pub(crate) begin: Lsn,
     pub(crate) last: Lsn,
     pub(crate) cut_ns: u64,
     /// Its layers merged into one map.
@@ -136,6 +139,7 @@ mod tests {
 
     fn ready(last: u64) -> ReadySlice {
         ReadySlice {
+            begin: Lsn(last),
             last: Lsn(last),
             cut_ns: 0,
             merged: Arc::default(),
