@@ -66,6 +66,7 @@ mod map;
 mod models;
 pub mod object;
 mod options;
+pub mod rebuild;
 mod recover;
 mod request;
 mod store;

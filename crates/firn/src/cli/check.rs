@@ -1,25 +1,19 @@
 //! `firn check`: reads a store by itself, without a server, and says what is damaged and what that costs.
 //!
-//! Never writes: it opens a directory store that is there, and makes none.
+//! Never writes, unless it is told to rebuild something.
 
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
 
-use indicatif::ProgressBar;
 use serde_json::json;
-use store::{SharedStore, Store};
-use volume::check::{
-    CheckCounts, CheckError, CheckPort, CheckReport, Damage, DamageKind, check as check_store,
-};
-use volume::driver::{ComputeError, StoreError, Version};
-use volume::object::{ROOT_PREFIX, volume_of_root_key};
+use volume::check::{CheckError, CheckPort, CheckReport, Damage, DamageKind, check as check_store};
+use volume::hostlog::names::INDEX_PREFIX;
+use volume::object::{ROOT_PREFIX, root_key, volume_of_root_key};
+use volume::rebuild::find_rootless;
 
 use super::args::CheckArgs;
-use super::{output, similar_name};
+use super::store_port::{StorePort, runtime};
+use super::{output, rebuild, similar_name};
 use crate::failure::{Failure, FailureCode, Result};
-use crate::store_access::is_initialized;
-use crate::store_answers::{into_engine_version, into_store_error};
 use crate::units::ApproximateSize;
 
 const DEFAULT_STORE: &str = "./firn-data/store";
@@ -27,32 +21,18 @@ const DEFAULT_STORE: &str = "./firn-data/store";
 /// Checks, prints what was found, and fails if something is damaged.
 pub(crate) fn check(json: bool, args: &CheckArgs) -> Result<()> {
     let url = args.store.as_deref().unwrap_or(DEFAULT_STORE);
-    // Opening would make a store of an empty directory, which may be the place of a missing mount.
-    if !is_initialized(url) {
-        return Err(Failure::new(
-            FailureCode::StoreUnavailable,
-            format!(
-                "there is no store at {url}; if it is to be mounted there, mount it, or name another with --store"
-            ),
-        ));
+    if args.rebuild {
+        return rebuild::rebuild(json, url, args);
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(|source| Failure::io("start the runtime for", Path::new(url), &source))?;
-    let port = StorePort {
-        store: store::with_policies(store::open_url(url)?),
-        pace: args.rate.map(|rate| Pace::new(rate.0)),
-        bar: output::spinner(),
-    };
+    let port = StorePort::open(url, args.rate.map(|rate| rate.0))?;
+    let runtime = runtime(url)?;
     let found = runtime.block_on(async {
         match check_store(&port, &args.names, args.deep).await {
             Err(error) => Err(explain(&port, error).await),
             Ok(found) => Ok(found),
         }
     });
-    port.bar.finish_and_clear();
+    port.end_progress();
     let found = found?;
     match json {
         true => output::json(&into_json(&found))?,
@@ -99,7 +79,23 @@ fn print(found: &CheckReport, is_deep: bool) -> Result<()> {
     match rows.is_empty() {
         true => output::line(&format!("{looked} {how}")),
         false => output::line(&format!("{looked} were looked for")),
+    }?;
+    for name in rebuildable(found) {
+        output::line(&format!(
+            "{name}: `firn check --rebuild {name}` makes its index anew from its packs"
+        ))?;
     }
+    Ok(())
+}
+
+/// The volumes and snapshots whose damage is in what a rebuild makes anew.
+fn rebuildable(found: &CheckReport) -> BTreeSet<&str> {
+    let damage = found.damage.iter().filter(|damage| {
+        let is_lost = !matches!(damage.kind, DamageKind::Newer);
+        let is_root = damage.object == root_key(&damage.volume) && !damage.volume.contains('@');
+        is_lost && (is_root || damage.object.starts_with(INDEX_PREFIX))
+    });
+    damage.map(|damage| damage.volume.as_str()).collect()
 }
 
 fn row(damage: &Damage) -> Vec<String> {
@@ -147,6 +143,7 @@ fn into_json(found: &CheckReport) -> serde_json::Value {
         "bytes_read": found.counts.bytes_read,
         "damage": damage.collect::<Vec<_>>(),
         "has_more": found.has_more,
+        "rebuildable": rebuildable(found),
     })
 }
 
@@ -156,8 +153,19 @@ async fn explain(port: &StorePort, error: CheckError) -> Failure {
     let code = match &error {
         CheckError::NoSuchVolume(name) if name.contains('@') => FailureCode::NoSuchSnapshot,
         CheckError::NoSuchVolume(name) => {
+            let lost = find_rootless(port).await.unwrap_or_default();
+            if let Some(lost) = lost.iter().find(|lost| lost.name == *name) {
+                return Failure::new(
+                    FailureCode::RootMissing,
+                    format!(
+                        "the root of {name} is not in the store, and {} packs of it are: `firn check --rebuild {name}` \
+                         makes its index anew from them",
+                        lost.packs
+                    ),
+                );
+            }
             let keys = port.list(ROOT_PREFIX).await.unwrap_or_default();
-            let names = keys.iter().filter_map(|key| volume_of_root_key(key));
+            let names = keys.iter().filter_map(|(key, _)| volume_of_root_key(key));
             let names: Vec<String> = names.map(str::to_owned).collect();
             let text = match similar_name::most_similar(name, &names) {
                 Some(similar) => format!("{text}; did you mean {similar}?"),
@@ -170,83 +178,4 @@ async fn explain(port: &StorePort, error: CheckError) -> Failure {
         CheckError::Bug(_) => FailureCode::Internal,
     };
     Failure::new(code, text)
-}
-
-/// The store, as the check asks for it.
-struct StorePort {
-    store: SharedStore,
-    pace: Option<Pace>,
-    bar: ProgressBar,
-}
-
-impl CheckPort for StorePort {
-    async fn get(&self, key: &str) -> std::result::Result<(Vec<u8>, Version), StoreError> {
-        let found = self.store.get(key).await;
-        let (data, version) = found.map_err(|error| into_store_error(&error))?;
-        Ok((data.into(), into_engine_version(version)))
-    }
-
-    async fn get_range(
-        &self,
-        key: &str,
-        offset: u64,
-        len: u64,
-    ) -> std::result::Result<Vec<u8>, StoreError> {
-        if let Some(pace) = &self.pace {
-            pace.wait(len).await;
-        }
-        let found = self.store.get_range(key, offset, len).await;
-        Ok(found.map_err(|error| into_store_error(&error))?.into())
-    }
-
-    async fn list(&self, prefix: &str) -> std::result::Result<Vec<String>, StoreError> {
-        let found = self.store.list(prefix).await;
-        let found = found.map_err(|error| into_store_error(&error))?;
-        Ok(found.into_iter().map(|(key, _)| key).collect())
-    }
-
-    async fn compute<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> std::result::Result<T, ComputeError> {
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|error| ComputeError(error.to_string()))
-    }
-
-    fn on_progress(&self, counts: &CheckCounts) {
-        self.bar.set_message(format!(
-            "{} volumes, {} snapshots, {} packs, {} read",
-            counts.volumes,
-            counts.snapshots,
-            counts.packs,
-            ApproximateSize(counts.bytes_read)
-        ));
-    }
-}
-
-/// Spreads reads over time.
-struct Pace {
-    bytes_per_second: u64,
-    /// When what was asked for so far will have been read.
-    free_at: Mutex<Instant>,
-}
-
-impl Pace {
-    fn new(bytes_per_second: u64) -> Pace {
-        Pace {
-            bytes_per_second: bytes_per_second.max(1),
-            free_at: Mutex::new(Instant::now()),
-        }
-    }
-
-    async fn wait(&self, bytes: u64) {
-        let begin = {
-            let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-            let begin = (*free_at).max(Instant::now());
-            let takes = bytes as f64 / self.bytes_per_second as f64;
-            *free_at = begin + Duration::from_secs_f64(takes);
-            begin
-        };
-        tokio::time::sleep_until(begin.into()).await;
-    }
 }

@@ -7,13 +7,16 @@
 //!
 //! ```text
 //! check -> walk: roots, deltas, nodes, pages -> blocks: what a footer or page says -> packs: ends, chunks
+//!                                            -> rootless: packs that no root leads to -> footers
 //! ```
 //!
 //! Memory: 40 bytes for each index block and pack, and what is being read; damage is kept for [`DAMAGE_MAX`] objects.
 
 mod blocks;
+pub(crate) mod footers;
 mod packs;
-mod walk;
+pub(crate) mod rootless;
+pub(crate) mod walk;
 
 use std::future::Future;
 
@@ -34,8 +37,11 @@ pub trait CheckPort: Send + Sync {
         len: u64,
     ) -> impl Future<Output = Result<Vec<u8>, StoreError>> + Send;
 
-    /// The keys below a prefix.
-    fn list(&self, prefix: &str) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
+    /// The keys below a prefix, and the sizes of their objects.
+    fn list(
+        &self,
+        prefix: &str,
+    ) -> impl Future<Output = Result<Vec<(String, u64)>, StoreError>> + Send;
 
     /// Has `work` done where it holds up nobody.
     fn compute<T: Send + 'static>(
@@ -111,7 +117,7 @@ pub struct CheckReport {
 pub const DAMAGE_MAX: usize = 10_000;
 
 /// Requests that are on their way side by side.
-const SIDE_BY_SIDE: usize = 16;
+pub(crate) const SIDE_BY_SIDE: usize = 16;
 /// So often something is read that is damaged, before that is believed: it may be damaged on its way.
 const READS_MAX: u32 = 3;
 
@@ -168,9 +174,9 @@ pub async fn check(
 
 /// Why something is not what its name promises.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Fault {
-    kind: DamageKind,
-    why: String,
+pub(crate) struct Fault {
+    pub(crate) kind: DamageKind,
+    pub(crate) why: String,
 }
 
 impl Fault {
@@ -202,7 +208,7 @@ impl From<FormatError> for Fault {
 }
 
 /// Why something was not read.
-enum ObjectReadError {
+pub(crate) enum ObjectReadError {
     /// It is not what its name promises.
     Fault(Fault),
     /// The check cannot go on.
@@ -216,7 +222,7 @@ impl From<CheckError> for ObjectReadError {
 }
 
 /// The store did not say what it has.
-fn no_answer(key: &str, error: &StoreError) -> CheckError {
+pub(crate) fn no_answer(key: &str, error: &StoreError) -> CheckError {
     let why = match error {
         StoreError::Unknown(why) | StoreError::Unavailable(why) | StoreError::Denied(why) => {
             why.clone()
@@ -229,7 +235,7 @@ fn no_answer(key: &str, error: &StoreError) -> CheckError {
 }
 
 /// Reads a range and decodes it, again if it is damaged.
-async fn read_range<T: Send + 'static>(
+pub(crate) async fn read_range<T: Send + 'static>(
     port: &impl CheckPort,
     key: &str,
     (offset, len): (u64, u64),

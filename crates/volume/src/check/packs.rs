@@ -63,6 +63,10 @@ fn range(chunk: &Chunk) -> (u64, u64) {
 }
 
 impl Packs {
+    pub(super) fn is_known(&self, pack: ObjectId) -> bool {
+        self.known.contains_key(&pack)
+    }
+
     /// What of these extents cannot be read.
     pub(super) async fn check(
         &mut self,

@@ -3,11 +3,12 @@
 //! What was found below a block is kept, so that forks and snapshots that share it are told the same without reading it
 //! again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::blocks::{Extent, UnreadableSectors, extents_of_footer, extents_of_page};
 use super::packs::Packs;
+use super::rootless::{KnownRoots, RootlessVolume, find_among};
 use super::{
     CheckCounts, CheckError, CheckPort, CheckReport, DAMAGE_MAX, Damage, DamageKind, Fault,
     ObjectReadError, READS_MAX, SIDE_BY_SIDE, no_answer, read_range,
@@ -34,7 +35,7 @@ const ROUNDS_MAX: u32 = 8;
 type BlockPlace = (ObjectId, u64, u64);
 
 /// Looks at one root after the other.
-pub(super) struct Walk<'a, P> {
+pub(crate) struct Walk<'a, P> {
     port: &'a P,
     is_deep: bool,
     /// Of everything that was read.
@@ -42,23 +43,29 @@ pub(super) struct Walk<'a, P> {
     packs: Packs,
     /// Blocks that were looked at with all that is below them, and what is lost there.
     seen: HashMap<BlockPlace, Arc<[UnreadableSectors]>>,
+    /// Packs whose footers roots name.
+    footers: HashSet<ObjectId>,
+    roots: KnownRoots,
     report: CheckReport,
 }
 
 impl<'a, P: CheckPort> Walk<'a, P> {
-    pub(super) fn new(port: &'a P, is_deep: bool) -> Walk<'a, P> {
+    pub(crate) fn new(port: &'a P, is_deep: bool) -> Walk<'a, P> {
         Walk {
             port,
             is_deep,
             sessions: SessionNames::default(),
             packs: Packs::default(),
             seen: HashMap::new(),
+            footers: HashSet::new(),
+            roots: KnownRoots::default(),
             report: CheckReport::default(),
         }
     }
 
     pub(super) async fn run(mut self, names: &[String]) -> Result<CheckReport, CheckError> {
-        let all = match names.is_empty() {
+        let is_all = names.is_empty();
+        let all = match is_all {
             true => self.all_roots().await?,
             false => self.named_roots(names).await?,
         };
@@ -66,12 +73,36 @@ impl<'a, P: CheckPort> Walk<'a, P> {
             self.check_root(&name).await?;
             self.port.on_progress(&self.report.counts);
         }
+        if is_all && !canary::active!("the_check_believes_the_list_of_roots") {
+            self.check_rootless().await?;
+        }
         Ok(self.report)
+    }
+
+    /// Names the volumes that have packs and no root.
+    async fn check_rootless(&mut self) -> Result<(), CheckError> {
+        let named = std::mem::take(&mut self.footers);
+        let is_named = |pack: ObjectId| named.contains(&pack) || self.packs.is_known(pack);
+        let found = find_among(self.port, &self.roots, is_named).await?;
+        for RootlessVolume { name, bytes, .. } in found {
+            let why = "its root is not in the store, and its packs are";
+            let fault = Fault::new(DamageKind::Missing, why);
+            let whole = Span::new(0, bytes / blkmq::io::SECTOR_BYTES);
+            self.add_damage(&name, root_key(&name), fault, whole);
+        }
+        Ok(())
+    }
+
+    /// What of the root's index and packs cannot be read, as keys of objects.
+    pub(crate) async fn damaged_objects(&mut self, root: &Root) -> Result<Vec<String>, CheckError> {
+        let lost = self.walk(root).await?;
+        Ok(lost.into_iter().map(|lost| lost.object).collect())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<String>, CheckError> {
         let keys = self.port.list(prefix).await;
-        keys.map_err(|error| no_answer(prefix, &error))
+        let keys = keys.map_err(|error| no_answer(prefix, &error))?;
+        Ok(keys.into_iter().map(|(key, _)| key).collect())
     }
 
     async fn all_roots(&self) -> Result<Vec<String>, CheckError> {
@@ -136,6 +167,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
             let Some((root, version)) = self.read_root(name).await? else {
                 return Ok(());
             };
+            self.roots.insert(name, root.as_ref().ok());
             let (root, lost) = match root {
                 Ok(root) if root.deleted => return Ok(()),
                 Ok(root) => {
@@ -232,6 +264,8 @@ impl<'a, P: CheckPort> Walk<'a, P> {
     }
 
     async fn walk_deltas(&mut self, root: &Root) -> Result<Vec<UnreadableSectors>, CheckError> {
+        self.footers
+            .extend(root.deltas.iter().map(|delta| delta.pack));
         let mut lost = Vec::new();
         for window in root.deltas.chunks(SIDE_BY_SIDE) {
             let mut fresh: Vec<(&DeltaRef, String)> = Vec::new();

@@ -230,10 +230,26 @@ async fn examine(
     }
     findings.records = endings.records;
     findings.unsure_hosts = endings.unsure.len() as u64;
-    let (doomed, fresh) = judge(&listing, &named, &endings, known, &mut findings);
+    let Judged {
+        doomed,
+        fresh,
+        held,
+    } = judge(&listing, &named, &endings, known, &mut findings);
     // An idle volume is in no log: what is left of it says whose it is.
-    if !canary::active!("objects_go_without_their_root") {
+    if !canary::active!("objects_go_without_their_root") && !doomed.is_empty() {
         check_roots(port, &rooted, &owners(port, &listing, &doomed).await?).await?;
+        // What a fork shares is its parent's by name: only the fork's own objects, which may stay, say that its root
+        // is gone. What no record names comes before its volume's first root.
+        let is_recorded = |at: &usize| listing.session(&listing.objects[*at]).session.number > 0;
+        let staying: Vec<usize> = fresh
+            .iter()
+            .chain(&held)
+            .copied()
+            .filter(is_recorded)
+            .collect();
+        if !canary::active!("owners_of_what_stays_are_not_asked_for") {
+            check_roots(port, &rooted, &owners(port, &listing, &staying).await?).await?;
+        }
     }
     Ok(Verdicts {
         findings,
@@ -244,16 +260,27 @@ async fn examine(
     })
 }
 
-/// Divides the garbage into what an earlier pass found as well, and what it did not.
+/// What nothing names.
+#[derive(Default)]
+struct Judged {
+    /// Garbage that an earlier pass found as well.
+    doomed: Vec<usize>,
+    /// Garbage that no earlier pass found.
+    fresh: Vec<usize>,
+    /// What may still be named.
+    held: Vec<usize>,
+}
+
+/// Divides what nothing names.
 fn judge(
     listing: &Listing,
     named: &NamedObjects,
     endings: &EndedSessions,
     known: &Candidates,
     findings: &mut Findings,
-) -> (Vec<usize>, Vec<usize>) {
+) -> Judged {
     let known: BTreeSet<&Candidate> = known.objects.iter().collect();
-    let (mut doomed, mut fresh) = (Vec::new(), Vec::new());
+    let mut judged = Judged::default();
     for (at, listed) in listing.objects.iter().enumerate() {
         let is_known = || known.contains(&candidate(listing, at));
         let is_named = named.has(listed.is_index, listing.id(listed))
@@ -273,18 +300,19 @@ fn judge(
             }
         } else if !endings.is_over(listing.session(listed), listed.number) {
             findings.held.add(listed.bytes);
+            judged.held.push(at);
         } else {
             findings.garbage.add(listed.bytes);
             // With the right order one pass is enough: the second is there for what nobody thought of.
             let at_once = canary::active!("collector_reads_roots_before_logs")
                 || canary::active!("candidates_go_in_the_same_pass");
             match is_known() || at_once {
-                true => doomed.push(at),
-                false => fresh.push(at),
+                true => judged.doomed.push(at),
+                false => judged.fresh.push(at),
             }
         }
     }
-    (doomed, fresh)
+    judged
 }
 
 #[derive(Default)]

@@ -44,12 +44,8 @@ impl CheckPort for Port<'_> {
         part.map(<[u8]>::to_vec).ok_or(StoreError::OutOfRange)
     }
 
-    async fn list(&self, prefix: &str) -> Result<Vec<String>, StoreError> {
-        let keys = self.objects().keys();
-        Ok(keys
-            .filter(|key| key.starts_with(prefix))
-            .cloned()
-            .collect())
+    async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>, StoreError> {
+        Ok(list(self.objects(), prefix))
     }
 
     async fn compute<T: Send + 'static>(
@@ -62,8 +58,15 @@ impl CheckPort for Port<'_> {
     fn on_progress(&self, _counts: &CheckCounts) {}
 }
 
+/// The keys below a prefix, and the sizes of their objects.
+pub(crate) fn list(objects: &Objects, prefix: &str) -> Vec<(String, u64)> {
+    let found = objects.iter().filter(|(key, _)| key.starts_with(prefix));
+    let found = found.map(|(key, (data, _))| (key.clone(), data.len() as u64));
+    found.collect()
+}
+
 /// Every request is answered at once.
-fn at_once<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn at_once<T>(work: impl Future<Output = T>) -> T {
     match pin!(work).poll(&mut Context::from_waker(&waker())) {
         Poll::Ready(result) => result,
         Poll::Pending => panic!("nothing is left to wait for"),

@@ -8,6 +8,7 @@ mod disk;
 mod environment;
 pub(crate) mod hosts;
 pub(crate) mod points;
+pub(crate) mod rebuilds;
 mod requests;
 mod rings;
 mod store;

@@ -203,11 +203,17 @@ pub(crate) enum Command {
     )]
     Gc(GcArgs),
     /// Check that the store has, whole, what volumes and snapshots need. It needs no server, changes
-    /// nothing, and may run while volumes are in use.
+    /// nothing unless it is told to, and may run while volumes are in use.
     #[command(after_help = "Examples:\n  \
         firn check                              all volumes and snapshots: that everything is there\n  \
         firn check demo --deep                  that every byte of demo and its snapshots is, too\n  \
         firn check demo@before --store s3://bucket/prefix --deep --rate 50MiB\n\n\
+        After the root or the index of a volume was lost, and its packs were not:\n  \
+        firn check --rebuild demo --dry-run     says what it would be, and what nobody knows any more\n  \
+        firn check --rebuild demo               makes it anew; `firn attach demo` opens it\n\n\
+        A rebuilt volume is what it was when it was last stored. Its packs say nothing of zeroes (discards) whose packs \
+        were removed as garbage, nor of snapshots: what cannot be known is printed. As long as a root is missing no \
+        server removes garbage.\n\n\
         What a server has not uploaded yet is not the store's: run `firn sync VOLUME` first. Exit status: \
         0 all is whole, 1 something is damaged (each object is named, with what it costs), or the check \
         came to no end.")]

@@ -1,0 +1,142 @@
+//! Volumes that have packs, and neither a root nor a tombstone: somebody removed their roots.
+//!
+//! A volume has one of the two from before its first pack and for ever, see store-protocol.md. Each footer says whose
+//! a pack is, what the volume was called and how large it was.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::footers::{ListedPack, list_packs, read_parts};
+use super::{CheckError, CheckPort, no_answer};
+use crate::driver::StoreError;
+use crate::hostlog::names::{TOMB_PREFIX, TRASH_PREFIX};
+use crate::object::root::Root;
+use crate::object::{
+    ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key, snapshot_of_root_key, volume_of_root_key,
+};
+use crate::units::{Lsn, VolumeId, parse_hex_identity};
+
+/// A volume without a root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootlessVolume {
+    /// Its id.
+    pub volume: VolumeId,
+    /// What it was called when its newest pack was written.
+    pub name: String,
+    /// Its size then.
+    pub bytes: u64,
+    /// The newest LSN of its packs.
+    pub last: Lsn,
+    /// How many packs have something of it.
+    pub packs: u64,
+}
+
+/// Which volumes have roots.
+#[derive(Debug, Default)]
+pub(crate) struct KnownRoots {
+    volumes: BTreeSet<VolumeId>,
+    /// Names of roots that cannot be decoded: whose they are is not known.
+    unreadable: BTreeSet<String>,
+}
+
+impl KnownRoots {
+    pub(crate) fn insert(&mut self, name: &str, root: Option<&Root>) {
+        match root {
+            Some(root) => drop(self.volumes.insert(root.volume)),
+            None => drop(self.unreadable.insert(name.to_owned())),
+        }
+    }
+}
+
+/// The volumes without a root.
+///
+/// # Errors
+/// If the store gives no answer.
+pub async fn find_rootless(port: &impl CheckPort) -> Result<Vec<RootlessVolume>, CheckError> {
+    let mut roots = KnownRoots::default();
+    for prefix in [ROOT_PREFIX, SNAPSHOT_PREFIX] {
+        let keys = port.list(prefix).await;
+        for (key, _) in keys.map_err(|error| no_answer(prefix, &error))? {
+            let name = volume_of_root_key(&key).map(str::to_owned);
+            let Some(name) = name.or_else(|| snapshot_of_root_key(&key)) else {
+                continue;
+            };
+            match port.get(&root_key(&name)).await {
+                Ok((data, _)) => roots.insert(&name, Root::decode(&data).ok().as_ref()),
+                Err(StoreError::NotFound) => {}
+                Err(error) => return Err(no_answer(&key, &error)),
+            }
+        }
+    }
+    find_among(port, &roots, |_| false).await
+}
+
+/// The volumes without a root among those of packs that nothing names.
+pub(crate) async fn find_among(
+    port: &impl CheckPort,
+    roots: &KnownRoots,
+    is_named: impl Fn(ObjectId) -> bool,
+) -> Result<Vec<RootlessVolume>, CheckError> {
+    let mut packs = list_packs(port).await?;
+    packs.retain(|pack| !is_named(pack.id()));
+    let deleted = deleted_volumes(port).await?;
+    let mut found: BTreeMap<VolumeId, RootlessVolume> = BTreeMap::new();
+    for part in read_parts(port, &recorded(packs), |_| {}).await? {
+        for part in part.into_iter().flatten() {
+            let slice = part.slice;
+            if roots.volumes.contains(&slice.origin) || deleted.contains(&slice.origin) {
+                continue;
+            }
+            let volume = found.entry(slice.origin).or_insert(RootlessVolume {
+                volume: slice.origin,
+                name: String::new(),
+                bytes: 0,
+                last: Lsn::ZERO,
+                packs: 0,
+            });
+            volume.packs += 1;
+            if slice.last >= volume.last {
+                volume.last = slice.last;
+                volume.name = slice.volume.name.to_string();
+                volume.bytes = slice.volume.size.bytes;
+            }
+        }
+    }
+    let mut rootless = Vec::new();
+    for volume in found.into_values() {
+        if !roots.unreadable.contains(&volume.name) && !has_root_now(port, &volume).await? {
+            rootless.push(volume);
+        }
+    }
+    Ok(rootless)
+}
+
+/// Whether the volume was made after the roots were listed.
+async fn has_root_now(port: &impl CheckPort, volume: &RootlessVolume) -> Result<bool, CheckError> {
+    let key = root_key(&volume.name);
+    match port.get(&key).await {
+        Ok((data, _)) => Ok(Root::decode(&data).is_ok_and(|root| root.volume == volume.volume)),
+        Err(StoreError::NotFound) => Ok(false),
+        Err(error) => Err(no_answer(&key, &error)),
+    }
+}
+
+/// Packs that no record names before a root does (those of rescue forks) may be on the way to their first root.
+fn recorded(mut packs: Vec<ListedPack>) -> Vec<ListedPack> {
+    packs.retain(|pack| pack.session.session.number > 0);
+    packs
+}
+
+/// Volumes that have a tombstone, or are in the trash, behind a name that another has.
+async fn deleted_volumes(port: &impl CheckPort) -> Result<BTreeSet<VolumeId>, CheckError> {
+    let mut deleted = BTreeSet::new();
+    for prefix in [TOMB_PREFIX, TRASH_PREFIX] {
+        let keys = port.list(prefix).await;
+        for (key, _) in keys.map_err(|error| no_answer(prefix, &error))? {
+            let id = key
+                .strip_prefix(prefix)
+                .and_then(|key| key.split('/').next());
+            deleted.extend(id.and_then(parse_hex_identity).map(VolumeId));
+        }
+    }
+    Ok(deleted)
+}

@@ -1,0 +1,261 @@
+//! Which volume is to be rebuilt, and whether its root may be replaced.
+//!
+//! A root that can be read and whose index can be read is never replaced. Where it can be read and its index cannot, it
+//! still says everything but where the content is; where it cannot, the volume is known by what its packs say.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{RebuildError, RebuildPort, RebuildRequest};
+use crate::check::footers::PackPart;
+use crate::check::rootless::RootlessVolume;
+use crate::check::walk::Walk;
+use crate::check::{CheckPort, no_answer};
+use crate::driver::{StoreError, Version};
+use crate::hostlog::names::{INDEX_PREFIX, tombstone_key, trash_prefix};
+use crate::object::pack::Lineage;
+use crate::object::root::Root;
+use crate::object::{
+    ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, root_key, snapshot_of_root_key, volume_of_root_key,
+};
+use crate::store::forks::snapshot_list::check_snapshot_name;
+use crate::store::volume_spec::{check_name, check_size};
+use crate::units::{Lsn, VolumeId, VolumeSize};
+
+/// The volume.
+pub(super) struct Target {
+    pub(super) volume: VolumeId,
+    /// The name under which it is published.
+    pub(super) name: String,
+    pub(super) size: VolumeSize,
+    /// What it was forked from.
+    pub(super) lineage: Lineage,
+    /// Its root, if that can be read.
+    pub(super) root: Option<Root>,
+    /// What stands in the root's place; none: nothing.
+    pub(super) version: Option<Version>,
+    /// All other roots that can be read, of volumes and snapshots that are not deleted.
+    pub(super) others: BTreeMap<String, Root>,
+}
+
+impl Target {
+    /// The volumes whose content may be in it, itself first.
+    pub(super) fn origins(&self) -> Vec<VolumeId> {
+        let ancestors = self.lineage.iter().map(|ancestor| ancestor.volume);
+        [self.volume].into_iter().chain(ancestors).collect()
+    }
+
+    /// Up to here the volume was committed, as far as roots say: its own, and those of snapshots and forks.
+    pub(super) fn known_lsn(&self) -> Lsn {
+        let of_root = |root: &Root| {
+            let own = (root.volume == self.volume).then_some(root.lsn);
+            let lineage = root.lineage();
+            let below = lineage.iter().filter(|it| it.volume == self.volume);
+            own.into_iter().chain(below.map(|it| it.last)).max()
+        };
+        let others = self.others.values().filter_map(of_root);
+        let own = self.root.as_ref().map(|root| root.lsn);
+        others.chain(own).max().unwrap_or_default()
+    }
+}
+
+/// Finds the volume.
+pub(super) async fn find(
+    port: &impl RebuildPort,
+    request: &RebuildRequest,
+    parts: &[PackPart],
+) -> Result<Target, RebuildError> {
+    let name = &request.name;
+    let is_snapshot = name.contains(SNAPSHOT_SIGN);
+    let valid = match is_snapshot {
+        true => check_snapshot_name(name).map(drop),
+        false => check_name(name),
+    };
+    let invalid = |error: crate::OpenError| RebuildError::Invalid(error.to_string());
+    valid.map_err(invalid)?;
+    if let Some(new) = &request.new_name {
+        check_name(new).map_err(invalid)?;
+    }
+    let standing = read_root(port, name).await?;
+    let mut others = other_roots(port, name).await?;
+    let mut version = None;
+    if let Some((root, at)) = standing {
+        match root {
+            Some(root) if !root.deleted && is_wanted(request, root.volume) => {
+                let size = size_of(request, root.size())?;
+                check_index_lost(port, &root).await?;
+                return Ok(Target {
+                    volume: root.volume,
+                    name: root.name.clone(),
+                    size,
+                    lineage: root.lineage(),
+                    root: Some(root),
+                    version: Some(at),
+                    others,
+                });
+            }
+            Some(root) => {
+                // Its name is another volume's, or was.
+                let is_tombstone = root.deleted;
+                if is_tombstone && request.volume.is_none() {
+                    return Err(RebuildError::Deleted(name.clone()));
+                }
+                if request.new_name.is_none() {
+                    return Err(RebuildError::Taken(name.clone()));
+                }
+                others.insert(name.clone(), root);
+            }
+            None => version = Some(at),
+        }
+    }
+    if is_snapshot {
+        return Err(RebuildError::Snapshot(name.clone()));
+    }
+    let volume = find_volume(port, request, parts, &others).await?;
+    let name = match &request.new_name {
+        Some(new) => {
+            version = None;
+            if read_root(port, new).await?.is_some() {
+                return Err(RebuildError::Taken(new.clone()));
+            }
+            new.clone()
+        }
+        None => name.clone(),
+    };
+    let own = parts.iter().filter(|part| part.slice.origin == volume);
+    let newest = own.max_by_key(|part| (part.slice.epoch, part.slice.last));
+    let newest = newest.ok_or_else(|| RebuildError::NotFound(name.clone(), Vec::new()))?;
+    Ok(Target {
+        volume,
+        name,
+        size: size_of(request, newest.slice.volume.size)?,
+        lineage: newest.slice.lineage.clone(),
+        root: None,
+        version,
+        others,
+    })
+}
+
+fn is_wanted(request: &RebuildRequest, volume: VolumeId) -> bool {
+    request.new_name.is_none() && request.volume.is_none_or(|wanted| wanted == volume)
+}
+
+fn size_of(request: &RebuildRequest, known: VolumeSize) -> Result<VolumeSize, RebuildError> {
+    match request.bytes {
+        None => Ok(known),
+        Some(bytes) if bytes < known.bytes => Err(RebuildError::TooSmall(known.bytes)),
+        Some(bytes) => {
+            check_size(bytes).map_err(|error| RebuildError::Invalid(error.to_string()))?;
+            Ok(VolumeSize { bytes, ..known })
+        }
+    }
+}
+
+/// A root, if it can be decoded, and its version.
+async fn read_root(
+    port: &impl RebuildPort,
+    name: &str,
+) -> Result<Option<(Option<Root>, Version)>, RebuildError> {
+    let key = root_key(name);
+    match port.get(&key).await {
+        Ok((data, version)) => Ok(Some((Root::decode(&data).ok(), version))),
+        Err(StoreError::NotFound) => Ok(None),
+        Err(error) => Err(no_answer(&key, &error).into()),
+    }
+}
+
+/// Refuses a root whose index can be read.
+async fn check_index_lost(port: &impl CheckPort, root: &Root) -> Result<(), RebuildError> {
+    let damaged = Walk::new(port, false).damaged_objects(root).await?;
+    let is_lost = damaged.iter().any(|key| key.starts_with(INDEX_PREFIX));
+    match is_lost || canary::active!("a_whole_root_is_rebuilt") {
+        true => Ok(()),
+        false => Err(RebuildError::Whole(root.name.clone())),
+    }
+}
+
+/// The roots of all other volumes and snapshots, tombstones included.
+async fn other_roots(
+    port: &impl RebuildPort,
+    but: &str,
+) -> Result<BTreeMap<String, Root>, RebuildError> {
+    let mut roots = BTreeMap::new();
+    for prefix in [ROOT_PREFIX, SNAPSHOT_PREFIX] {
+        let keys = port.list(prefix).await;
+        for (key, _) in keys.map_err(|error| no_answer(prefix, &error))? {
+            let name = volume_of_root_key(&key).map(str::to_owned);
+            let name = name.or_else(|| snapshot_of_root_key(&key));
+            let Some(name) = name.filter(|name| name != but) else {
+                continue;
+            };
+            if let Some((Some(root), _)) = read_root(port, &name).await? {
+                roots.insert(name, root);
+            }
+        }
+    }
+    Ok(roots)
+}
+
+/// The volume without a root that had the name when its newest pack was written.
+async fn find_volume(
+    port: &impl RebuildPort,
+    request: &RebuildRequest,
+    parts: &[PackPart],
+    others: &BTreeMap<String, Root>,
+) -> Result<VolumeId, RebuildError> {
+    let rooted: BTreeSet<VolumeId> = others.values().map(|root| root.volume).collect();
+    let mut lost: BTreeMap<VolumeId, RootlessVolume> = BTreeMap::new();
+    for part in parts {
+        let slice = &part.slice;
+        if rooted.contains(&slice.origin) {
+            continue;
+        }
+        let volume = lost.entry(slice.origin).or_insert(RootlessVolume {
+            volume: slice.origin,
+            name: String::new(),
+            bytes: 0,
+            last: Lsn::ZERO,
+            packs: 0,
+        });
+        volume.packs += 1;
+        if slice.last >= volume.last {
+            volume.last = slice.last;
+            volume.name = slice.volume.name.to_string();
+            volume.bytes = slice.volume.size.bytes;
+        }
+    }
+    let wanted = |volume: &RootlessVolume| match request.volume {
+        Some(id) => volume.volume == id,
+        None => volume.name == request.name,
+    };
+    let mut found: Vec<RootlessVolume> = Vec::new();
+    let mut deleted = false;
+    for volume in lost.values().filter(|volume| wanted(volume)) {
+        match is_deleted(port, volume.volume).await? {
+            true => deleted = true,
+            false => found.push(volume.clone()),
+        }
+    }
+    match &found[..] {
+        [one] => Ok(one.volume),
+        [] if deleted => Err(RebuildError::Deleted(request.name.clone())),
+        [] => {
+            let others = lost.into_values().collect();
+            Err(RebuildError::NotFound(request.name.clone(), others))
+        }
+        _ => Err(RebuildError::Ambiguous(request.name.clone(), found)),
+    }
+}
+
+/// Whether the volume was deleted, and another took its name.
+async fn is_deleted(port: &impl RebuildPort, volume: VolumeId) -> Result<bool, RebuildError> {
+    let tombstone = tombstone_key(volume);
+    match port.get(&tombstone).await {
+        Ok(_) => return Ok(true),
+        Err(StoreError::NotFound) => {}
+        Err(error) => return Err(no_answer(&tombstone, &error).into()),
+    }
+    let prefix = trash_prefix(volume);
+    let aside = port.list(&prefix).await;
+    let aside = aside.map_err(|error| no_answer(&prefix, &error))?;
+    Ok(!aside.is_empty())
+}
