@@ -168,6 +168,37 @@ fn what_was_not_stored_before_the_loss_is_kept_by_its_host_for_rescue() {
 }
 
 #[test]
+fn a_repair_rebuilds_what_nobody_had_open_and_says_what_it_left_alone() {
+    let world = World::new();
+    let server = world.serve("one", &["--volume", "demo=8MiB", "--gc", "off"]);
+    world.expect_success(&server, &["volume", "create", "other", "--size", "8MiB"]);
+    world.expect_success(&server, &["attach", "other", "--transport", "nbd"]);
+    let mut model = Model::new();
+    let mut client = server.connect("other");
+    model.write(&mut client, 1, 20);
+    drop(client);
+    server.connect("demo").write(0, &[1; BLOCK]).unwrap();
+    world.expect_success(&server, &["sync", "demo"]);
+    world.expect_success(&server, &["detach", "--force", "other"]);
+    server.kill();
+    remove(&world, "volumes");
+    let (status, out, err) = check(&world, &["--repair"]);
+    assert_eq!(status, Some(1), "demo was open: {out}{err}");
+    for part in ["other was rebuilt", "demo was not repaired", "--take-over"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    let (status, out, err) = check(&world, &["--rebuild", "demo", "--take-over"]);
+    assert_eq!(status, Some(0), "{out}{err}");
+    let (status, out, err) = check(&world, &["--repair", "--json"]);
+    assert_eq!(status, Some(0), "{out}{err}");
+    let found: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(found["repaired"], Value::Array(Vec::new()), "{found}");
+    let two = world.serve("two", &["--gc", "off"]);
+    world.expect_success(&two, &["attach", "other", "--transport", "nbd"]);
+    model.verify(&two, "other");
+}
+
+#[test]
 fn a_rebuild_of_what_cannot_be_says_why_and_bad_words_are_usage_errors() {
     let world = World::new();
     killed(&world);

@@ -429,6 +429,7 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
         origin: VOLUME,
         epoch: Epoch(3),
         first: Lsn(1),
+        since: Epoch(1),
         begin: Lsn(1),
         last: Lsn(3),
         packs: 1,

@@ -318,6 +318,7 @@ fn packs_are_as_documented() {
         origin: volume(),
         epoch: Epoch(3),
         first: Lsn(4),
+        since: Epoch(2),
         begin: Lsn(5),
         last: Lsn(5),
         packs: 1,
@@ -332,6 +333,7 @@ fn packs_are_as_documented() {
         origin: other(),
         epoch: Epoch(7),
         first: Lsn(2),
+        since: Epoch(7),
         begin: Lsn(6),
         last: Lsn(9),
         packs: 2,
@@ -343,7 +345,7 @@ fn packs_are_as_documented() {
     writer.add_damaged(&second, Span::new(40, 8), Lsn(8));
     let written = writer.finish();
     assert_eq!(written.bytes, bytes);
-    assert_eq!((written.footer_offset, written.footer_bytes), (528, 422));
+    assert_eq!((written.footer_offset, written.footer_bytes), (528, 438));
     // Readers do not look at the header's reserved bytes.
     let ignored: Vec<usize> = (10..16).collect();
     assert_every_byte_is_checked(&bytes, &ignored, |bytes| {

@@ -35,7 +35,7 @@
 //! where writes wait for space); `map` (which extent is the newest); `log` (segments, ring, frames, group
 //! commit, checkpoints, reclaim); `store` (open, the flow of slices, index pages, roots, fetch) and [`object`] (the
 //! formats there); [`hostlog`] (how hosts are to share a store: records, and the procedures that write
-//! them); [`check`] (whether the store has what it should); [`increment`] (what a snapshot has over another, on its way to another store); `cache`; `recover` (what a host finds in its log). Beside the path: `jobs` runs
+//! them); [`check`] (whether the store has what it should); [`rebuild`] (a lost root, made anew from packs); [`increment`] (what a snapshot has over another, on its way to another store); `cache`; `recover` (what a host finds in its log). Beside the path: `jobs` runs
 //! procedures without a runtime, `engine` is what all parts use, [`driver`] the requests and outcomes,
 //! `failures` what is counted and logged, `host` what a driver holds.
 #![forbid(unsafe_code)]

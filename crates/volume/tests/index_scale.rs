@@ -55,6 +55,7 @@ fn slice(origin: VolumeId) -> Slice {
         origin,
         epoch: Epoch(1),
         first: Lsn(1),
+        since: Epoch(1),
         begin: Lsn(1),
         last: Lsn(1),
         packs: 1,

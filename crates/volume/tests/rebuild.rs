@@ -400,6 +400,18 @@ fn rebuild_alone(world: &mut World, name: &str) -> RebuildReport {
 }
 
 #[test]
+fn a_fork_that_was_never_written_is_rebuilt_from_its_pin() {
+    let (mut world, volume) = with_volume();
+    furnish(&mut world, &volume);
+    make_fork(&mut world, "demo", "child").expect("forked");
+    let expected = state(&world, "child");
+    write_over(&mut world, &volume, 90);
+    remove_below(&mut world, "volumes/child/");
+    rebuilt(&mut world, &of("child"));
+    assert_same(&state(&world, "child"), &expected, "the fork");
+}
+
+#[test]
 fn what_a_lost_fork_shares_stays_also_where_its_own_packs_are_of_a_host_without_a_log() {
     let (mut world, volume) = with_volume();
     furnish(&mut world, &volume);

@@ -11,6 +11,7 @@ use volume::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use volume::rebuild::find_rootless;
 
 use super::args::CheckArgs;
+use super::rebuild::Repair;
 use super::store_port::{StorePort, runtime};
 use super::{output, rebuild, similar_name};
 use crate::failure::{Failure, FailureCode, Result};
@@ -26,17 +27,35 @@ pub(crate) fn check(json: bool, args: &CheckArgs) -> Result<()> {
     }
     let port = StorePort::open(url, args.rate.map(|rate| rate.0))?;
     let runtime = runtime(url)?;
-    let found = runtime.block_on(async {
-        match check_store(&port, &args.names, args.deep).await {
-            Err(error) => Err(explain(&port, error).await),
-            Ok(found) => Ok(found),
+    let once = || {
+        runtime.block_on(async {
+            match check_store(&port, &args.names, args.deep).await {
+                Err(error) => Err(explain(&port, error).await),
+                Ok(found) => Ok(found),
+            }
+        })
+    };
+    let mut found = once();
+    let mut repaired = Vec::new();
+    if args.repair
+        && let Ok(damaged) = &found
+        && !rebuildable(damaged).is_empty()
+    {
+        for name in rebuildable(damaged) {
+            repaired.push(runtime.block_on(rebuild::repair(&port, name)));
         }
-    });
+        found = once();
+    }
     port.end_progress();
     let found = found?;
     match json {
-        true => output::json(&into_json(&found))?,
-        false => print(&found, args.deep)?,
+        true => output::json(&into_json(&found, &repaired))?,
+        false => {
+            for repair in &repaired {
+                output::line(&repair.text())?;
+            }
+            print(&found, args.deep)?;
+        }
     }
     match found.damage.is_empty() {
         true => Ok(()),
@@ -123,7 +142,7 @@ fn kind(kind: DamageKind) -> &'static str {
     }
 }
 
-fn into_json(found: &CheckReport) -> serde_json::Value {
+fn into_json(found: &CheckReport, repaired: &[Repair]) -> serde_json::Value {
     let damage = found.damage.iter().map(|damage| {
         json!({
             "volume": damage.volume,
@@ -144,6 +163,7 @@ fn into_json(found: &CheckReport) -> serde_json::Value {
         "damage": damage.collect::<Vec<_>>(),
         "has_more": found.has_more,
         "rebuildable": rebuildable(found),
+        "repaired": repaired.iter().map(Repair::into_json).collect::<Vec<_>>(),
     })
 }
 

@@ -25,8 +25,53 @@ pub(super) fn rebuild(json: bool, url: &str, args: &CheckArgs) -> Result<()> {
     let report = found.map_err(|error| into_failure(&error))?;
     match json {
         true => output::json(&into_json(&report)),
-        false => print(&report),
+        false => output::line(&text(&report)),
     }
+}
+
+/// What came of the repair of a volume.
+pub(super) struct Repair {
+    name: String,
+    outcome: std::result::Result<RebuildReport, RebuildError>,
+}
+
+/// Rebuilds a volume that nobody had open.
+pub(super) async fn repair(port: &StorePort, name: &str) -> Repair {
+    let (unix_ms, nonce) = (now_unix_ms(), fastrand::u64(1..));
+    let request = RebuildRequest {
+        name: name.to_owned(),
+        unix_ms,
+        nonce,
+        ..RebuildRequest::default()
+    };
+    Repair {
+        name: name.to_owned(),
+        outcome: rebuild_volume(port, &request).await,
+    }
+}
+
+impl Repair {
+    /// In words.
+    pub(super) fn text(&self) -> String {
+        match &self.outcome {
+            Ok(report) => text(report),
+            Err(error) => format!("{} was not repaired: {error}", self.name),
+        }
+    }
+
+    pub(super) fn into_json(&self) -> serde_json::Value {
+        match &self.outcome {
+            Ok(report) => into_json(report),
+            Err(error) => {
+                json!({ "volume": self.name, "written": false, "error": error.to_string() })
+            }
+        }
+    }
+}
+
+fn now_unix_ms() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    since_1970.map_or(0, |since| since.as_millis() as u64)
 }
 
 fn request(args: &CheckArgs) -> Result<RebuildRequest> {
@@ -41,7 +86,6 @@ fn request(args: &CheckArgs) -> Result<RebuildRequest> {
             Some(found.ok_or_else(|| usage("--id takes the 32 digits of a volume's id"))?)
         }
     };
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
     Ok(RebuildRequest {
         name: name.clone(),
         volume,
@@ -49,7 +93,7 @@ fn request(args: &CheckArgs) -> Result<RebuildRequest> {
         bytes: args.size.map(|size| size.0),
         take_over: args.take_over,
         is_trial: args.dry_run,
-        unix_ms: since_1970.map_or(0, |since| since.as_millis() as u64),
+        unix_ms: now_unix_ms(),
         nonce: fastrand::u64(1..),
     })
 }
@@ -71,41 +115,39 @@ fn into_failure(error: &RebuildError) -> Failure {
     Failure::new(code, error.to_string())
 }
 
-fn print(report: &RebuildReport) -> Result<()> {
+fn text(report: &RebuildReport) -> String {
     let how = match report.is_written {
         true => "was rebuilt",
         false => "can be rebuilt, and nothing was changed: leave out --dry-run",
     };
-    output::line(&format!(
+    let mut lines = vec![format!(
         "{} {how}: {} in size, the state at LSN {}, {} of content in {} packs",
         report.name,
         ApproximateSize(report.bytes),
         report.lsn.0,
         ApproximateSize(report.content_bytes),
         report.packs,
-    ))?;
+    )];
     if let Some((name, lsn)) = &report.base {
-        output::line(&format!(
+        lines.push(format!(
             "up to LSN {} it is what the index of {name} says",
             lsn.0
-        ))?;
+        ));
     }
-    for left in &report.left_out {
-        output::line(&format!("left out: {}", left_out(left)))?;
-    }
-    for unknown in &report.unknown {
-        output::line(&format!("not known: {unknown}"))?;
-    }
+    let left = report.left_out.iter().map(left_out);
+    lines.extend(left.map(|left| format!("left out: {left}")));
+    let unknown = report.unknown.iter();
+    lines.extend(unknown.map(|unknown| format!("not known: {unknown}")));
     if report.unknown.is_empty() {
-        output::line("nothing is unknown: each block is what it was when it was last stored")?;
+        lines.push("nothing is unknown: each block is what it was when it was last stored".into());
     }
-    match report.is_written {
-        true => output::line(&format!(
+    if report.is_written {
+        lines.push(format!(
             "`firn attach {}` opens it; what a server had not uploaded of it is there yet: `firn rescue list`",
             report.name
-        )),
-        false => Ok(()),
+        ));
     }
+    lines.join("\n")
 }
 
 fn left_out(left: &LeftOut) -> String {

@@ -34,7 +34,8 @@ impl std::fmt::Display for CollectError {
             CollectError::RootMissing(volume) => write!(
                 f,
                 "garbage collection removed nothing: the root of volume {volume} is not in the store, so what it \
-                 names is not known; put it back, below volumes/, or say that the volume is gone for good: \
+                 names is not known; put it back, below volumes/, or make it anew from its packs: `firn check` has its name, and \
+                 `firn check --rebuild NAME` does it; or say that the volume is gone for good: \
                  `firn volume forget {volume} --gone`"
             ),
             CollectError::Unreadable(key, error) => write!(

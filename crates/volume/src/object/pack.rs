@@ -4,7 +4,7 @@
 //! 0   header, 16 bytes: magic `FIRNPACK`, version u16, zero u16, zero u32
 //! 16  stored bytes of the chunks, in order
 //!     footer: the pack's name, 40 bytes: its session, and its number there; then for each slice its
-//!     header, 76 bytes and the volume's name, its lineage, 24 bytes for each ancestor, and an entry of 64
+//!     header, 84 bytes and the volume's name, its lineage, 24 bytes for each ancestor, and an entry of 64
 //!     bytes for each chunk, zeroed range and damaged range of it
 //!     trailer, 32 bytes: footer offset u64, entries u32, slices u32, CRC-64 of footer and the
 //!     fields before it u64, magic `FIRNPEND`
@@ -27,7 +27,8 @@
 //! | 56 | 8 | first LSN of the slice |
 //! | 64 | 8 | size of the volume in bytes |
 //! | 72 | 4 | logical block size of the volume in bytes |
-//! | 76 | text | name of the volume |
+//! | 76 | 8 | epoch in which the owner's unbroken hold began |
+//! | 84 | text | name of the volume |
 //!
 //! | offset | bytes | field of an entry |
 //! |---|---|---|
@@ -69,7 +70,7 @@ pub const NAME_BYTES: usize = 40;
 /// Bytes of the trailer.
 pub const TRAILER_BYTES: usize = 32;
 /// Bytes of a slice's header in the footer, before the volume's name.
-pub const SLICE_BYTES: usize = 76;
+pub const SLICE_BYTES: usize = 84;
 /// Bytes of the length of a name.
 const NAME_LENGTH_BYTES: usize = 2;
 /// Bytes of an ancestor in a slice's lineage.
@@ -125,6 +126,8 @@ pub struct Slice {
     pub epoch: Epoch,
     /// The first LSN of that epoch: what an older epoch wrote at or above it is void.
     pub first: Lsn,
+    /// The epoch in which the owner's unbroken hold began: what a hold before it wrote at or above this slice is void.
+    pub since: Epoch,
     /// It begins here.
     pub begin: Lsn,
     /// It goes up to here.
@@ -262,6 +265,7 @@ pub(super) fn encode_slice(w: &mut Writer, section: &Section) {
         origin,
         epoch,
         first,
+        since,
         begin,
         last,
         packs,
@@ -271,7 +275,8 @@ pub(super) fn encode_slice(w: &mut Writer, section: &Section) {
     let entries = u32::try_from(section.items.len()).expect("bounded by the pack's size");
     w.raw(&origin.0).u64(epoch.0).u64(first.0).u64(last.0);
     w.u32(0).u32(entries).u32(lineage.len() as u32).u32(*packs);
-    w.u64(begin.0).u64(size.bytes).u32(size.block).text(name);
+    w.u64(begin.0).u64(size.bytes).u32(size.block);
+    w.u64(since.0).text(name);
     for ancestor in lineage.iter() {
         w.raw(&ancestor.volume.0).u64(ancestor.last.0);
     }
@@ -309,6 +314,7 @@ fn decode_slice(r: &mut Reader<'_>, pack: ObjectId) -> Result<Section, FormatErr
         bytes: r.u64()?,
         block: r.u32()?,
     };
+    let since = Epoch(r.u64()?);
     let name = r.text()?.into();
     // Checked before anything is allocated for them.
     let mut listed = Reader::new(r.raw(ancestors.saturating_mul(ANCESTOR_BYTES))?);
@@ -322,6 +328,7 @@ fn decode_slice(r: &mut Reader<'_>, pack: ObjectId) -> Result<Section, FormatErr
         origin,
         epoch,
         first,
+        since,
         begin,
         last,
         packs,

@@ -268,6 +268,7 @@ mod tests {
             origin: VolumeId([9; 16]),
             epoch: Epoch(4),
             first: Lsn(3),
+            since: Epoch(2),
             begin: Lsn(3),
             last: Lsn(6),
             packs: 1,

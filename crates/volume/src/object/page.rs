@@ -516,6 +516,7 @@ mod tests {
             origin: VolumeId([4; 16]),
             epoch: Epoch(1),
             first: Lsn(1),
+            since: Epoch(1),
             begin: Lsn(1),
             last: Lsn(3),
             packs: 1,

@@ -3,16 +3,15 @@
 //! Its index says what packs do not: what had been zeroed up to there, and to what the volume was set back. Only one
 //! whose index can be read counts.
 
-use super::target::Target;
+use super::holds::Holds;
+use super::logs::{Logs, Testimony};
+use super::target::{Target, read_pins};
 use super::{RebuildError, RebuildPort, Unknown};
 use crate::check::footers::PackPart;
-use crate::check::no_answer;
 use crate::check::walk::Walk;
-use crate::driver::StoreError;
-use crate::hostlog::marks::Pin;
-use crate::hostlog::names::{INDEX_PREFIX, PIN_PREFIX};
+use crate::hostlog::names::INDEX_PREFIX;
 use crate::object::root::Root;
-use crate::units::{Epoch, Lsn};
+use crate::units::{Epoch, Lsn, VolumeId};
 
 /// The label of what a restore keeps: it has the name of the snapshot.
 const BEFORE_RESTORE_LABEL: &str = "before-restore-of";
@@ -37,38 +36,54 @@ struct SetBack {
     snapshot: String,
 }
 
+/// The slices of the store, as far as they say whether something was written at an LSN.
+struct Slices<'a> {
+    parts: &'a [PackPart],
+    logs: &'a Logs,
+}
+
+impl Slices<'_> {
+    /// Whether a slice of the volume has this LSN that may have been committed. A restore takes an LSN of its own: if a
+    /// slice has it, the restore came to nothing.
+    fn have(&self, volume: VolumeId, lsn: Lsn) -> bool {
+        let own = || self.parts.iter().filter(|part| part.slice.origin == volume);
+        let holds = Holds::of(own().map(|part| &part.slice));
+        own().any(|part| {
+            let slice = &part.slice;
+            let has = slice.begin <= lsn && lsn <= slice.last && !holds.make_void(slice);
+            has && self.logs.testimony(part) != Testimony::NotCommitted
+        })
+    }
+}
+
 pub(super) async fn find(
     port: &impl RebuildPort,
     target: &Target,
     parts: &[PackPart],
+    logs: &Logs,
 ) -> Result<Base, RebuildError> {
     let mut base = Base::default();
-    let pins = read_pins(port, target).await?;
-    base.epoch = pins
-        .iter()
-        .map(|pin| pin.root.epoch)
-        .max()
-        .unwrap_or(Epoch(0));
+    let slices = Slices { parts, logs };
+    let mut pins = read_pins(port, &target.volume.to_string()).await?;
+    pins.retain(|pin| pin.child == target.volume);
+    let epochs = pins.iter().map(|pin| pin.root.epoch);
+    base.epoch = epochs.max().unwrap_or(Epoch(0));
     let most = target.root.as_ref().map_or(Lsn(u64::MAX), |root| root.lsn);
-    let snapshots = target
-        .others
-        .values()
-        .filter(|root| is_snapshot_of(root, target));
+    let others = target.others.values();
+    let snapshots = others.filter(|root| parent_of(root, target).is_some());
     // A rebuild's own pin says no more than packs do.
     let pinned = pins.iter().filter(|pin| pin.parent != pin.child);
+    let pinned = pinned.map(|pin| &pin.root);
     let mut candidates: Vec<(&Root, Lsn)> = snapshots
-        .chain(pinned.map(|pin| &pin.root))
+        .chain(pinned.filter(|root| !slices.have(target.volume, root.lsn)))
         .map(|root| (root, root.lsn))
         .filter(|(_, lsn)| *lsn <= most)
         .collect();
-    let set_back = last_set_back(target, parts, most);
+    let set_back = last_set_back(target, &slices, most);
     if let Some(SetBack { at, snapshot }) = &set_back {
         let restored = target.others.get(snapshot);
-        candidates.extend(
-            restored
-                .filter(|root| !root.deleted)
-                .map(|root| (root, *at)),
-        );
+        let restored = restored.filter(|root| !root.deleted);
+        candidates.extend(restored.map(|root| (root, *at)));
     }
     candidates.sort_by_key(|(_, lsn)| std::cmp::Reverse(*lsn));
     for (root, lsn) in candidates {
@@ -86,54 +101,31 @@ pub(super) async fn find(
     Ok(base)
 }
 
-/// Whether the root is that of a snapshot of the volume, and all that it holds may be in the volume.
-fn is_snapshot_of(root: &Root, target: &Target) -> bool {
-    let lineage = root.lineage();
-    let is_of = lineage.first().is_some_and(|of| of.volume == target.volume);
-    root.labels().is_some() && !root.deleted && is_of
+/// The volume of which the root is a snapshot, if what that holds is the beginning of the target's history: the target
+/// itself, or one that it was forked from, later.
+fn parent_of(root: &Root, target: &Target) -> Option<VolumeId> {
+    let of = root.lineage().first()?.volume;
+    let above = target.lineage.iter().find(|above| above.volume == of);
+    let is_of = of == target.volume || above.is_some_and(|above| root.lsn <= above.last);
+    (root.labels().is_some() && !root.deleted && is_of).then_some(of)
 }
 
-/// The last restore, as far as what was kept of the state before it says. The restore has the LSN behind that state;
-/// if a slice has this LSN, the restore came to nothing.
-fn last_set_back(target: &Target, parts: &[PackPart], most: Lsn) -> Option<SetBack> {
-    let kept = target
-        .others
-        .values()
-        .filter(|root| is_snapshot_of(root, target));
-    let restores = kept.filter_map(|root| {
+/// The last restore, as far as what was kept of the state before it says: it has the LSN behind that state.
+fn last_set_back(target: &Target, slices: &Slices<'_>, most: Lsn) -> Option<SetBack> {
+    let restores = target.others.values().filter_map(|root| {
+        let parent = parent_of(root, target)?;
         let labels = root.labels()?;
         let of = labels.iter().find(|(key, _)| key == BEFORE_RESTORE_LABEL)?;
-        let snapshot = of.1.clone();
-        Some(SetBack {
-            at: root.lsn.next(),
-            snapshot,
+        let at = root.lsn.next();
+        let above = target.lineage.iter().find(|above| above.volume == parent);
+        let is_behind = above.is_some_and(|above| at > above.last);
+        let came_to_pass = !is_behind && !slices.have(parent, at);
+        came_to_pass.then(|| SetBack {
+            at,
+            snapshot: of.1.clone(),
         })
     });
-    let is_written = |at: Lsn| {
-        let own = parts.iter().map(|part| &part.slice);
-        let mut own = own.filter(|slice| slice.origin == target.volume);
-        own.any(|slice| slice.begin <= at && at <= slice.last)
-    };
-    restores
-        .filter(|it| it.at <= most && !is_written(it.at))
-        .max_by_key(|it| it.at)
-}
-
-/// The pins that hold something for the volume.
-async fn read_pins(port: &impl RebuildPort, target: &Target) -> Result<Vec<Pin>, RebuildError> {
-    let keys = port.list(PIN_PREFIX).await;
-    let keys = keys.map_err(|error| no_answer(PIN_PREFIX, &error))?;
-    let id = target.volume.to_string();
-    let mut pins = Vec::new();
-    for (key, _) in keys.into_iter().filter(|(key, _)| key.contains(&id)) {
-        match port.get(&key).await {
-            Ok((data, _)) => pins.extend(Pin::decode(&data)),
-            Err(StoreError::NotFound) => {}
-            Err(error) => return Err(no_answer(&key, &error).into()),
-        }
-    }
-    pins.retain(|pin| pin.child == target.volume);
-    Ok(pins)
+    restores.filter(|it| it.at <= most).max_by_key(|it| it.at)
 }
 
 async fn is_index_whole(port: &impl RebuildPort, root: &Root) -> Result<bool, RebuildError> {

@@ -1,6 +1,6 @@
 //! Which slices are the volume's history, and in which order. Pure: it reads nothing.
 //!
-//! - A slice is *void* if a newer epoch gave out its LSNs again: its owner was fenced, and nobody was ever shown it.
+//! - A slice is *void* if a newer epoch or hold gave out its LSNs again: its owner was fenced, and nobody was ever shown it.
 //! - Slices that are left of one volume are of one line of owners, so the LSN orders them. Two that were cut of the same
 //!   part of it hold the same commits: the one that goes further lies over the other.
 //! - Slices are committed in order. So if one was, all before it were.
@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::base::Base;
 use super::content::Content;
+use super::holds::Holds;
 use super::logs::{Logs, Testimony};
 use super::target::Target;
 use super::{LeftOut, LeftOutReason, Unknown};
@@ -116,20 +117,14 @@ fn wanted(target: &Target, base: &Base) -> Vec<Wanted> {
 }
 
 fn judge_origin(wanted: &Wanted, parts: Vec<PackPart>, logs: &Logs, lines: &mut Lines) {
-    let firsts: BTreeSet<(Epoch, Lsn)> = parts
-        .iter()
-        .map(|part| (part.slice.epoch, part.slice.first))
-        .collect();
+    let holds = Holds::of(parts.iter().map(|part| &part.slice));
     let mut slices: BTreeMap<SliceKey, Vec<PackPart>> = BTreeMap::new();
     let is_wanted = |part: &PackPart| part.slice.last > wanted.from && part.slice.last <= wanted.to;
     for part in parts.into_iter().filter(is_wanted) {
         slices.entry(key(&part)).or_default().push(part);
     }
     let is_void = |part: &PackPart| {
-        let slice = &part.slice;
-        let mut newer = firsts.iter().filter(|(epoch, _)| *epoch > slice.epoch);
-        newer.any(|(_, first)| *first <= slice.last)
-            && !canary::active!("the_rebuild_orders_by_lsn_alone")
+        holds.make_void(&part.slice) && !canary::active!("the_rebuild_orders_by_lsn_alone")
     };
     let committed = slices
         .values()
@@ -144,6 +139,7 @@ fn judge_origin(wanted: &Wanted, parts: Vec<PackPart>, logs: &Logs, lines: &mut 
     for ((last, epoch, first, _), parts) in slices {
         let is_whole = parts.len() >= parts[0].slice.packs as usize;
         let testimony = match logs.testimony(&parts[0]) {
+            Testimony::NotCommitted => Testimony::NotCommitted,
             _ if last <= committed => Testimony::Committed,
             testimony => testimony,
         };

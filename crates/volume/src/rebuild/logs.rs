@@ -91,6 +91,8 @@ impl HostLog {
         let floor = self.floors.get(&session.random).copied().unwrap_or(0);
         match session.number < self.newest || part.delta.pack.number < floor {
             true => Testimony::Committed,
+            // Somebody took the volume over, or it was given back, without it.
+            false if self.is_blocked(slice.origin, slice.epoch) => Testimony::NotCommitted,
             false => Testimony::Silent,
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! rebuild -> target: which volume, and whether its root may be replaced
-//!         -> logs: what hosts' logs say of it      -> line: which slices are its history, in order (pure)
+//!         -> logs: what hosts' logs say of it      -> line, holds: which slices are its history, in order (pure)
 //!         -> base: a snapshot or pin to begin with -> content: what lies over what, and what is hidden
 //!         -> publish: a pin, and the new root
 //! ```
@@ -19,6 +19,7 @@
 
 mod base;
 mod content;
+mod holds;
 mod line;
 mod logs;
 mod publish;
@@ -343,7 +344,7 @@ pub async fn rebuild(
     }
     let target = target::find(port, request, &parts).await?;
     let logs = logs::read(port, &target, &parts).await?;
-    let base = base::find(port, &target, &parts).await?;
+    let base = base::find(port, &target, &parts, &logs).await?;
     let lines = line::judge(&target, &base, parts, &logs);
     let holder = logs.last_holder(&target, &lines.newest);
     if let Some(holder) = holder.filter(|_| !request.take_over) {

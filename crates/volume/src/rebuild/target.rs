@@ -11,7 +11,8 @@ use crate::check::rootless::RootlessVolume;
 use crate::check::walk::Walk;
 use crate::check::{CheckPort, no_answer};
 use crate::driver::{StoreError, Version};
-use crate::hostlog::names::{INDEX_PREFIX, tombstone_key, trash_prefix};
+use crate::hostlog::marks::Pin;
+use crate::hostlog::names::{INDEX_PREFIX, PIN_PREFIX, tombstone_key, trash_prefix};
 use crate::object::pack::Lineage;
 use crate::object::root::Root;
 use crate::object::{
@@ -110,7 +111,15 @@ pub(super) async fn find(
     if is_snapshot {
         return Err(RebuildError::Snapshot(name.clone()));
     }
-    let volume = find_volume(port, request, parts, &others).await?;
+    let found = find_volume(port, request, parts, &others).await;
+    let pinned = match &found {
+        Err(RebuildError::NotFound(..)) => pinned_root(port, request).await?,
+        _ => None,
+    };
+    let volume = match &pinned {
+        Some(root) => root.volume,
+        None => found?,
+    };
     let name = match &request.new_name {
         Some(new) => {
             version = None;
@@ -123,16 +132,60 @@ pub(super) async fn find(
     };
     let own = parts.iter().filter(|part| part.slice.origin == volume);
     let newest = own.max_by_key(|part| (part.slice.epoch, part.slice.last));
-    let newest = newest.ok_or_else(|| RebuildError::NotFound(name.clone(), Vec::new()))?;
+    let said = match (newest, &pinned) {
+        (Some(PackPart { slice, .. }), _) => Some((slice.volume.size, slice.lineage.clone())),
+        (None, Some(root)) => Some((root.size(), root.lineage())),
+        (None, None) => None,
+    };
+    let (size, lineage) = said.ok_or_else(|| RebuildError::NotFound(name.clone(), Vec::new()))?;
     Ok(Target {
         volume,
         name,
-        size: size_of(request, newest.slice.volume.size)?,
-        lineage: newest.slice.lineage.clone(),
+        size: size_of(request, size)?,
+        lineage,
         root: None,
         version,
         others,
     })
+}
+
+/// The first root of a fork that was never written: the pin that was there before the root has it, until a collector
+/// has found that it is not needed.
+async fn pinned_root(
+    port: &impl RebuildPort,
+    request: &RebuildRequest,
+) -> Result<Option<Root>, RebuildError> {
+    let pins = read_pins(port, "").await?;
+    let mut roots = pins.into_iter().map(|pin| pin.root);
+    let wanted = |root: &Root| match request.volume {
+        Some(id) => root.volume == id,
+        None => root.name == request.name,
+    };
+    let Some(root) = roots.find(wanted) else {
+        return Ok(None);
+    };
+    match is_deleted(port, root.volume).await? {
+        true => Err(RebuildError::Deleted(request.name.clone())),
+        false => Ok(Some(root)),
+    }
+}
+
+/// Pins whose keys have a text in them.
+pub(super) async fn read_pins(
+    port: &impl RebuildPort,
+    part: &str,
+) -> Result<Vec<Pin>, RebuildError> {
+    let keys = port.list(PIN_PREFIX).await;
+    let keys = keys.map_err(|error| no_answer(PIN_PREFIX, &error))?;
+    let mut pins = Vec::new();
+    for (key, _) in keys.into_iter().filter(|(key, _)| key.contains(part)) {
+        match port.get(&key).await {
+            Ok((data, _)) => pins.extend(Pin::decode(&data)),
+            Err(StoreError::NotFound) => {}
+            Err(error) => return Err(no_answer(&key, &error).into()),
+        }
+    }
+    Ok(pins)
 }
 
 fn is_wanted(request: &RebuildRequest, volume: VolumeId) -> bool {

@@ -18,6 +18,10 @@ pub(crate) struct CheckArgs {
     /// With --deep, read no more than so much a second.
     #[arg(long, value_name = "SIZE", requires = "deep")]
     pub(crate) rate: Option<Size>,
+    /// Rebuild what is found to be lost and can be made anew from packs, as with --rebuild, and check again. A volume that a
+    /// host had open is left alone.
+    #[arg(long, conflicts_with = "rebuild")]
+    pub(crate) repair: bool,
     /// Make the root and the index of a volume anew from its packs, after they were lost. Of a snapshot, and of a volume
     /// whose root is there, the index. Nothing that is whole is replaced.
     #[arg(long, conflicts_with = "deep", requires = "names")]

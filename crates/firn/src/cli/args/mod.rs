@@ -210,7 +210,8 @@ pub(crate) enum Command {
         firn check demo@before --store s3://bucket/prefix --deep --rate 50MiB\n\n\
         After the root or the index of a volume was lost, and its packs were not:\n  \
         firn check --rebuild demo --dry-run     says what it would be, and what nobody knows any more\n  \
-        firn check --rebuild demo               makes it anew; `firn attach demo` opens it\n\n\
+        firn check --rebuild demo               makes it anew; `firn attach demo` opens it\n  \
+        firn check --repair                     the same for all that is lost and that no host had open\n\n\
         A rebuilt volume is what it was when it was last stored. Its packs say nothing of zeroes (discards) whose packs \
         were removed as garbage, nor of snapshots: what cannot be known is printed. As long as a root is missing no \
         server removes garbage.\n\n\

@@ -261,6 +261,7 @@ async fn upload_extents(
         origin: root.volume,
         epoch: root.epoch,
         first: root.first,
+        since: root.since,
         begin: root.first,
         last: root.lsn,
         packs: 1,

@@ -75,6 +75,7 @@ pub(super) fn slice_of(tail: &Tail, (begin, last): (Lsn, Lsn)) -> Result<Slice, 
             root.epoch
         },
         first: root.first,
+        since: root.since,
         begin,
         last,
         packs: 1,
