@@ -78,7 +78,7 @@ impl Device {
         )
     }
 
-    /// Shuts the gate: when this returns, no request is admitted any more. The guard tells what is
+    /// Shuts the gate: when this returns, no request is admitted any more. The guard says what is
     /// still in flight, and waits for it; dropping the guard opens the gate again. Nests: the gate
     /// opens when the last guard is dropped. May sleep, for as long as another transition takes.
     pub fn quiesce(&self) -> QuiesceGuard {

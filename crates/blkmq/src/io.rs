@@ -415,8 +415,8 @@ pub trait Backend: Send + Sync + 'static {
     where
         Self: Sized;
 
-    /// A request failed in its transport, for a reason that no plan is told: its bytes could not be
-    /// copied from or to its window, or its plan is none for it. To be counted and logged here.
+    /// A request failed in its transport, outside of any move: its bytes could not be copied from or to its
+    /// window, or its plan does not fit it. The backend counts and logs it here.
     fn on_request_failed(&self, error: &MoveError);
 }
 

@@ -1,6 +1,6 @@
 //! The tags of one hardware queue: a two-level bitmap, without a lock.
 //!
-//! A set bit is a free tag. The top word tells which words may have free bits, so taking and
+//! A set bit is a free tag. The top word says which words may have free bits, so taking and
 //! returning a tag cost a constant number of steps at any depth. Only the queue's owner takes tags,
 //! lowest first (an idle queue stays within a few cache lines); any thread returns them. The set
 //! is not fair: a request that finds no tag waits in the dispatch list, in order.

@@ -2,7 +2,7 @@
 //!
 //! Nothing else may make an owner of a bare number: a number that this process opened by itself has
 //! an owner already. Those it opened are closed on exec, and one that came over an exec is not, so
-//! the two are told apart.
+//! the two can be distinguished.
 
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};

@@ -92,9 +92,7 @@ impl FileHandler {
             | RequestOp::WriteZeroes {
                 sector, sectors, ..
             } => {
-                let zeroes = vec![0; sectors as usize * 512];
-                let wrote = rustix::io::pwrite(&self.disk, &zeroes, sector * 512);
-                assert_eq!(wrote, Ok(zeroes.len()), "a memory file takes all");
+                self.write_zeroes(sector, sectors);
                 return queue.complete(request);
             }
             _ => return queue.complete(request),
@@ -149,6 +147,12 @@ impl FileHandler {
         };
         self.jobs.insert(key, Job { request, step });
         queue.submit(Token(key), op);
+    }
+
+    fn write_zeroes(&self, sector: u64, sectors: u64) {
+        let zeroes = vec![0; sectors as usize * 512];
+        let written = rustix::io::pwrite(&self.disk, &zeroes, sector * 512);
+        assert_eq!(written, Ok(zeroes.len()), "a memory file takes all");
     }
 
     fn complete<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {

@@ -478,7 +478,7 @@ impl World {
         }
     }
 
-    /// Nothing is complete that the step did not expect, and who has something to do is kicked.
+    /// Nothing is complete that the step did not expect, and each owner that has something to do is kicked.
     fn check(&self) {
         let (quiesced, cancelled) = (!self.guards.is_empty(), self.cancelled.is_some());
         for q in &self.queues {

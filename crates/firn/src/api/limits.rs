@@ -1,7 +1,7 @@
 //! How many requests callers may send: a bucket of permits for each kind of caller.
 //!
-//! One kind cannot use up what another needs: whoever guesses tokens does not slow down who has one,
-//! nor who logs in with one, nor a probe of health, and a page that looks too often does not keep an
+//! One kind cannot use up what another needs: a caller that guesses tokens slows down neither the callers that
+//! have one, nor a log-in with one, nor a probe of health, and a page that polls too often does not keep an
 //! operator out.
 
 use std::sync::Mutex;

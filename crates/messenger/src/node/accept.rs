@@ -194,7 +194,9 @@ impl Node {
         link: Link,
         ident: &ClientIdent,
     ) -> (Verdict, Option<Link>) {
-        let missing = self.config.missing(ident.supported, ident.required);
+        let missing = self
+            .config
+            .missing_features(ident.supported, ident.required);
         if missing != 0 {
             return (
                 Verdict::Refuse(MissingFeatures(missing).frame()),

@@ -13,7 +13,7 @@ fn message(tid: u64) -> Message {
     Message::data(1, tid, vec![0; 8])
 }
 
-/// A worker that is told through `kicks`, as the real one is through its event descriptor.
+/// A worker that is kicked through `kicks`, as the real one is through its event descriptor.
 struct Worker {
     owner: QueueOwner,
     next_seq: u64,

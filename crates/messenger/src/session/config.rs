@@ -18,7 +18,7 @@ pub struct Config {
     pub bounds: Bounds,
     /// Bytes staged for the socket at most, apart from the last frame. More would only make a
     /// keepalive wait behind them, and a fault send more again.
-    pub staged_max: usize,
+    pub staged_bytes_max: usize,
     /// Feature bits offered.
     pub features: u64,
     /// Feature bits the peer must have.
@@ -48,7 +48,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             bounds: Bounds::default(),
-            staged_max: 256 << 10,
+            staged_bytes_max: 256 << 10,
             features: 0,
             required: 0,
             done_acks: false,
@@ -83,7 +83,7 @@ impl Config {
     }
 
     /// Features that one side requires and the other lacks.
-    pub(crate) fn missing(&self, supported: u64, required: u64) -> u64 {
+    pub(crate) fn missing_features(&self, supported: u64, required: u64) -> u64 {
         (self.required_features() & !supported) | (required & !self.offered_features())
     }
 }

@@ -267,7 +267,9 @@ impl Session {
     }
 
     fn on_server_ident(&mut self, cx: &mut Cx<'_>, ident: &ServerIdent) -> Result<(), Fault> {
-        let missing = self.config.missing(ident.supported, ident.required);
+        let missing = self
+            .config
+            .missing_features(ident.supported, ident.required);
         if missing != 0 {
             return Err(Fault::MissingFeatures { missing });
         }

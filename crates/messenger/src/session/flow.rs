@@ -129,8 +129,8 @@ impl Session {
     /// Stages frames for the socket until enough wait or there is nothing to send.
     pub(crate) fn fill(&mut self, cx: &mut Cx<'_>) {
         while self.phase == Phase::Open {
-            let staged_max = self.config.staged_max;
-            if self.tx().is_none_or(|tx| tx.len() >= staged_max) {
+            let staged_bytes_max = self.config.staged_bytes_max;
+            if self.tx().is_none_or(|tx| tx.len() >= staged_bytes_max) {
                 return;
             }
             let Some(frame) = self.next_frame(cx) else {

@@ -103,7 +103,7 @@ impl World {
                 count_max: 1 + usize::try_from(rng.word() % 40).expect("small"),
                 message_max: 16 << 10,
             },
-            staged_max: 256 << (rng.word() % 8),
+            staged_bytes_max: 256 << (rng.word() % 8),
             done_acks: rng.word().is_multiple_of(3),
             keepalive_interval: (!rng.word().is_multiple_of(4)).then_some(ms(300)),
             keepalive_timeout: ms(500),

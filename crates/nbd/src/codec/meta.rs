@@ -1,6 +1,6 @@
 //! Metadata contexts: which there are, how clients select them, and what each says of an extent.
 //!
-//! `base:allocation` is the protocol's own. `firn:dirty` tells what the store may not have yet: a
+//! `base:allocation` is the protocol's own. `firn:dirty` says what the store may not have yet: a
 //! tool that copies a volume out of the store sees what it would miss.
 
 use blkmq::io::Extent;

@@ -28,7 +28,7 @@ pub enum Headers {
 pub struct Session {
     /// How messages look.
     pub headers: Headers,
-    /// What BLOCK_STATUS tells; nothing where none was selected for the export.
+    /// What BLOCK_STATUS reports; nothing where none was selected for the export.
     pub contexts: ContextSet,
 }
 

@@ -400,7 +400,7 @@ impl<B: Backend> Source for Connection<B> {
             }
             (token::HANGUP, Completion::Poll(result)) => {
                 self.hangup_watched = false;
-                // A receive in flight tells the end after the bytes before it.
+                // A receive in flight reports the end, after the bytes before it.
                 if result.is_ok() && !self.intake.is_receiving() {
                     self.cut(cx);
                 }

@@ -182,7 +182,7 @@ impl<B: Backend> Server<B> {
         let bound = std::mem::take(&mut *bound);
         bound.iter().for_each(|one| one.stop.wake_by_ref());
         let handed = bound.into_iter().map(|one| {
-            // The end is told by the sender's drop, so there is nothing to receive: either it has
+            // The sender's drop reports the end, so there is nothing to receive: either the listener has
             // left, or the time is over and the one who accepts next shares the queue with it.
             let _ = one.ended.recv_timeout(until - Instant::now().min(until));
             HandedListener {

@@ -127,7 +127,7 @@ pub(super) struct Listener<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) socket: FileIndex,
     pub(super) place: Listen,
-    /// Dropped with the listener, which tells that it accepts no more.
+    /// Dropped with the listener, so that the other end sees that it accepts no more connections.
     pub(super) _ended: Sender<Infallible>,
 }
 

@@ -19,7 +19,7 @@ struct Member {
     wakers: Wakers,
 }
 
-/// How a connection is told to leave.
+/// Wakers that make a connection leave, or stay.
 #[derive(Debug)]
 pub(super) struct Wakers {
     /// Once it is quiet, to another server.

@@ -12,7 +12,7 @@ use serve::{Location, Transport};
 use super::outbox::{Outbox, Weight};
 use crate::codec::{Command, Headers, Position, Request};
 
-/// Holes that are told as such: smaller ones are sent as the zeroes that they are, for a chunk of
+/// Holes that are reported as such: smaller ones are sent as the zeroes that they are, for a chunk of
 /// their own would cost more.
 const HOLE_BYTES_MIN: u32 = 4096;
 

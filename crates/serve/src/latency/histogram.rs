@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Doublings that are told apart; what takes longer than 2^27 microseconds is in the last bucket.
+/// Doublings that have buckets of their own; what takes longer than 2^27 microseconds is in the last bucket.
 const DOUBLINGS: usize = 27;
 /// Buckets of one doubling: a time is known to within a quarter of it.
 const PER_DOUBLING: usize = 4;

@@ -84,7 +84,7 @@ impl OpKind {
     }
 }
 
-/// A step of a request, as far as its time is told apart.
+/// A step of a request, as far as its time is counted by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// It waited to be planned: the device was quiesced, or had no tag.

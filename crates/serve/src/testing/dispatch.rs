@@ -12,7 +12,8 @@ use blkmq::Device;
 use blkmq::io::{Op, SECTOR_BYTES};
 use reactor::DioAlign;
 
-use super::memory_disk::{Faults, MemoryDisk};
+use super::faults::Faults;
+use super::memory_disk::MemoryDisk;
 
 /// How a case wants its transport.
 #[derive(Clone, Copy, Debug)]
@@ -371,7 +372,7 @@ pub mod cases {
         client_with_failed_read(make, faults).check_nothing_left();
     }
 
-    /// The backend refuses, the client is told.
+    /// The backend refuses, and the client gets its error.
     pub fn an_error_of_the_backend_reaches_the_client<R: Rig>(make: impl FnOnce(RigSetup) -> R) {
         let mut client = client(make, RigSetup::DEFAULT);
         client.rig.disk().read_only.store(true, Ordering::SeqCst);

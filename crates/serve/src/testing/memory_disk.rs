@@ -16,6 +16,8 @@ use blkmq::io::{
     SECTOR_BYTES, Step, StepOf,
 };
 
+use super::faults::Faults;
+
 const BLOCK_BYTES: u64 = 4096;
 const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / SECTOR_BYTES;
 
@@ -24,53 +26,6 @@ const NO_SUCH_FILE: FileId = FileId(99);
 
 /// A place at which the file has no bytes.
 const BEHIND_THE_END: u64 = 1 << 40;
-
-/// What the disk does besides serving. Each number means "every n-th time"; zero never.
-#[derive(Clone, Copy, Debug)]
-pub struct Faults {
-    /// A request is parked for space, and woken by [`MemoryDisk::wake_all`].
-    pub park_space: u64,
-    /// A request is parked for a fetch.
-    pub park_fetch: u64,
-    /// The first plan of a write cannot be carried out.
-    pub fail_move: u64,
-    /// Durability is waited for ([`MemoryDisk::make_durable`]).
-    pub slow_sync: bool,
-    /// Sectors per piece at most; zero for no limit.
-    pub piece_sectors: u64,
-    /// Plans of reads name a place behind the end of the file.
-    pub short_read: bool,
-    /// Plans of reads leave the request's first sector out.
-    pub plan_gap: bool,
-}
-
-impl Faults {
-    /// It serves, and does nothing else.
-    pub const NONE: Faults = Faults {
-        park_space: 0,
-        park_fetch: 0,
-        fail_move: 0,
-        slow_sync: false,
-        piece_sectors: 0,
-        short_read: false,
-        plan_gap: false,
-    };
-    /// Every request is parked for space.
-    pub const NO_SPACE: Faults = Faults {
-        park_space: 1,
-        ..Faults::NONE
-    };
-    /// Every request is parked for a fetch.
-    pub const EVERY_FETCH_PARKS: Faults = Faults {
-        park_fetch: 1,
-        ..Faults::NONE
-    };
-    /// Durability is waited for.
-    pub const SLOW_SYNC: Faults = Faults {
-        slow_sync: true,
-        ..Faults::NONE
-    };
-}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Extent {
@@ -283,7 +238,7 @@ impl MemoryDisk {
         wakers.len()
     }
 
-    /// Makes everything issued durable and wakes who waits; how many.
+    /// Makes everything issued durable, and wakes those that wait for it. Returns how many there were.
     pub fn make_durable(&self) -> usize {
         let mut state = self.state();
         state.durable = state.issued;

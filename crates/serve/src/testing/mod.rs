@@ -5,7 +5,9 @@
 //! [`dispatch_tests!`](crate::dispatch_tests). Nothing here is compiled into a server.
 
 mod dispatch;
+mod faults;
 mod memory_disk;
 
 pub use dispatch::{Answer, Rig, RigSetup, cases};
-pub use memory_disk::{Faults, MemoryDisk, ReadPlan, SyncWait, WritePlan};
+pub use faults::Faults;
+pub use memory_disk::{MemoryDisk, ReadPlan, SyncWait, WritePlan};

@@ -117,12 +117,12 @@ impl Ring {
 
     fn write(&self, file: FileIndex, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let file = self.file(file).ok_or_else(closed)?;
-        let wrote = match self.driver.device_of(file) {
+        let written = match self.driver.device_of(file) {
             Some(device) => self.driver.write_window(device, offset, bytes),
             None => return check_full(rustix::io::pwrite(file, bytes, offset)?, bytes.len()),
         };
-        let wrote = wrote.map_err(|errno| io::Error::from_raw_os_error(-errno))?;
-        check_full(wrote, bytes.len())
+        let written = written.map_err(|errno| io::Error::from_raw_os_error(-errno))?;
+        check_full(written, bytes.len())
     }
 }
 

@@ -157,6 +157,11 @@ fn start_device<S: DiskService>(
             )
         }
     };
+    print_grant(&live);
+    Ok((live, how))
+}
+
+fn print_grant(live: &LiveDevice) {
     let granted = live.grant();
     eprintln!(
         "device {}: {}, {} queues of {}, flags {:?}",
@@ -169,7 +174,6 @@ fn start_device<S: DiskService>(
     for missing in &granted.missing {
         eprintln!("device {}: without {missing}", live.id());
     }
-    Ok((live, how))
 }
 
 /// Says what each queue, or each share of one, has done so far. All of it at once: standard error is
@@ -193,7 +197,7 @@ fn print_reactor_stats(reactors: &[Reactor]) {
     let (to, from) = std::sync::mpsc::channel();
     for (at, reactor) in reactors.iter().enumerate() {
         let to = to.clone();
-        // A reactor that has ended has nothing to say, and who waits too long is not there to hear.
+        // A reactor that has ended does not answer, and the receiver may have given up waiting.
         let _ = reactor.handle().post(move |core| {
             let _ = to.send((at, core.stats()));
         });
@@ -221,7 +225,7 @@ fn abort_start(
     eprintln!("left: {report:?}");
 }
 
-/// Stops and deletes all of them; the last error is told.
+/// Stops and deletes all of them; returns the last error.
 fn stop_devices(devices: Vec<LiveDevice>) -> Result<(), Box<dyn Error>> {
     let mut verdict = Ok(());
     for live in devices {

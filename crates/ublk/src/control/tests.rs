@@ -1,4 +1,4 @@
-//! Commands over a port that answers as it is told: retries, deadlines, errnos, cancellation.
+//! Commands over a port that answers as its script says: retries, deadlines, errnos, cancellation.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

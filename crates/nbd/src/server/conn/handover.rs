@@ -93,7 +93,7 @@ impl<B: Backend> Connection<B> {
         };
         let connection = HandedConnection { socket, state };
         if self.shared.registry.hand_over(connection).is_err() {
-            // Called off: what was told to leave is told to stay, and goes on then.
+            // Called off: the registry wakes this connection to keep it, and then it goes on.
             return;
         }
         serving.engine.retire();
