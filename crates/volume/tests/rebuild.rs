@@ -169,6 +169,25 @@ fn a_volume_that_is_open_is_rebuilt_on_demand_only_and_its_owner_cannot_part_fro
     assert_eq!(state(&world, "demo")[8192], 78);
 }
 
+#[test]
+fn a_tail_goes_on_over_an_index_that_was_rebuilt_below_its_root() {
+    let (mut world, volume) = with_volume();
+    furnish(&mut world, &volume);
+    world.write(&volume, 8, 44, 4096);
+    world.flush(&volume);
+    let mut expected = state(&world, "demo");
+    expected[4096..8192].fill(44);
+    let env = world.kill();
+    let mut world = World::start(env);
+    remove_below(&mut world, "indexes/");
+    let held = try_rebuild(&mut world, &of("demo")).expect_err("its host had it");
+    assert!(matches!(held, RebuildError::Held(..)), "{held}");
+    rebuilt(&mut world, &taking_over("demo"));
+    let volume = world.open("demo");
+    world.sync(&volume);
+    assert_same(&state(&world, "demo"), &expected, "with what was flushed");
+}
+
 /// Two holds: what the first one brought and never committed has LSNs that the second one gave out again.
 fn taken_over_with_leftovers() -> World {
     let (mut world, volume) = with_volume();

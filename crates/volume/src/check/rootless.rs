@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::footers::{ListedPack, list_packs, read_parts};
-use super::{CheckError, CheckPort, no_answer};
+use super::{CheckError, CheckPort, SIDE_BY_SIDE, no_answer};
 use crate::driver::StoreError;
 use crate::hostlog::names::{TOMB_PREFIX, TRASH_PREFIX};
+use crate::jobs::join_all;
 use crate::object::root::Root;
 use crate::object::{
     ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key, snapshot_of_root_key, volume_of_root_key,
@@ -53,21 +54,37 @@ impl KnownRoots {
 /// If the store gives no answer.
 pub async fn find_rootless(port: &impl CheckPort) -> Result<Vec<RootlessVolume>, CheckError> {
     let mut roots = KnownRoots::default();
+    for (name, root) in read_roots(port).await? {
+        roots.insert(&name, root.as_ref());
+    }
+    find_among(port, &roots, |_| false).await
+}
+
+/// The roots of all volumes and snapshots by name; none where one cannot be decoded.
+pub(crate) async fn read_roots(
+    port: &impl CheckPort,
+) -> Result<Vec<(String, Option<Root>)>, CheckError> {
+    let mut names = Vec::new();
     for prefix in [ROOT_PREFIX, SNAPSHOT_PREFIX] {
         let keys = port.list(prefix).await;
         for (key, _) in keys.map_err(|error| no_answer(prefix, &error))? {
             let name = volume_of_root_key(&key).map(str::to_owned);
-            let Some(name) = name.or_else(|| snapshot_of_root_key(&key)) else {
-                continue;
-            };
-            match port.get(&root_key(&name)).await {
-                Ok((data, _)) => roots.insert(&name, Root::decode(&data).ok().as_ref()),
+            names.extend(name.or_else(|| snapshot_of_root_key(&key)));
+        }
+    }
+    let mut roots = Vec::new();
+    for window in names.chunks(SIDE_BY_SIDE) {
+        let keys: Vec<String> = window.iter().map(|name| root_key(name)).collect();
+        let reads = keys.iter().map(|key| Box::pin(port.get(key)));
+        for (name, found) in window.iter().zip(join_all(reads.collect()).await) {
+            match found {
+                Ok((data, _)) => roots.push((name.clone(), Root::decode(&data).ok())),
                 Err(StoreError::NotFound) => {}
-                Err(error) => return Err(no_answer(&key, &error)),
+                Err(error) => return Err(no_answer(&root_key(name), &error)),
             }
         }
     }
-    find_among(port, &roots, |_| false).await
+    Ok(roots)
 }
 
 /// The volumes without a root among those of packs that nothing names.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{RebuildError, RebuildPort, RebuildRequest};
 use crate::check::footers::PackPart;
-use crate::check::rootless::RootlessVolume;
+use crate::check::rootless::{RootlessVolume, read_roots};
 use crate::check::walk::Walk;
 use crate::check::{CheckPort, no_answer};
 use crate::driver::{StoreError, Version};
@@ -15,9 +15,7 @@ use crate::hostlog::marks::Pin;
 use crate::hostlog::names::{INDEX_PREFIX, PIN_PREFIX, tombstone_key, trash_prefix};
 use crate::object::pack::Lineage;
 use crate::object::root::Root;
-use crate::object::{
-    ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, root_key, snapshot_of_root_key, volume_of_root_key,
-};
+use crate::object::{SNAPSHOT_SIGN, root_key};
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::volume_spec::{check_name, check_size};
 use crate::units::{Lsn, VolumeId, VolumeSize};
@@ -231,21 +229,11 @@ async fn other_roots(
     port: &impl RebuildPort,
     but: &str,
 ) -> Result<BTreeMap<String, Root>, RebuildError> {
-    let mut roots = BTreeMap::new();
-    for prefix in [ROOT_PREFIX, SNAPSHOT_PREFIX] {
-        let keys = port.list(prefix).await;
-        for (key, _) in keys.map_err(|error| no_answer(prefix, &error))? {
-            let name = volume_of_root_key(&key).map(str::to_owned);
-            let name = name.or_else(|| snapshot_of_root_key(&key));
-            let Some(name) = name.filter(|name| name != but) else {
-                continue;
-            };
-            if let Some((Some(root), _)) = read_root(port, &name).await? {
-                roots.insert(name, root);
-            }
-        }
-    }
-    Ok(roots)
+    let roots = read_roots(port).await?.into_iter();
+    let roots = roots.filter(|(name, _)| name != but);
+    Ok(roots
+        .filter_map(|(name, root)| Some((name, root?)))
+        .collect())
 }
 
 /// The volume without a root that had the name when its newest pack was written.
