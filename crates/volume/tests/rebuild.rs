@@ -617,6 +617,19 @@ fn a_damaged_root_is_replaced_and_a_trial_changes_nothing() {
 }
 
 #[test]
+fn a_root_that_a_newer_firn_wrote_is_left_alone() {
+    let (mut world, volume) = with_volume();
+    furnish(&mut world, &volume);
+    close(&mut world, &volume);
+    let root = world.env.objects.get_mut(&root_key("demo"));
+    root.expect("a root").0[8] = 2;
+    let before = world.env.objects.clone();
+    let newer = try_rebuild(&mut world, &of("demo"));
+    assert!(matches!(newer, Err(RebuildError::Invalid(_))), "{newer:?}");
+    assert_eq!(world.env.objects, before);
+}
+
+#[test]
 fn a_lost_volume_whose_name_another_has_comes_back_under_a_new_one() {
     let (mut world, volume) = with_volume();
     furnish(&mut world, &volume);
@@ -699,6 +712,10 @@ fn each_planted_bug_is_seen() {
         (
             "the_rebuild_takes_what_has_a_gap_before_it",
             what_a_trimmed_log_does_not_name_goes_on_without_a_gap_or_is_left_out,
+        ),
+        (
+            "a_newer_root_is_lost",
+            a_root_that_a_newer_firn_wrote_is_left_alone,
         ),
         ("a_whole_root_is_rebuilt", what_is_not_lost_is_not_rebuilt),
         (

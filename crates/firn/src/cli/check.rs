@@ -163,7 +163,7 @@ fn into_json(found: &CheckReport, repaired: &[Repair]) -> serde_json::Value {
         "damage": damage.collect::<Vec<_>>(),
         "has_more": found.has_more,
         "rebuildable": rebuildable(found),
-        "repaired": repaired.iter().map(Repair::into_json).collect::<Vec<_>>(),
+        "repaired": repaired.iter().map(Repair::json).collect::<Vec<_>>(),
     })
 }
 

@@ -59,7 +59,7 @@ impl Repair {
         }
     }
 
-    pub(super) fn into_json(&self) -> serde_json::Value {
+    pub(super) fn json(&self) -> serde_json::Value {
         match &self.outcome {
             Ok(report) => into_json(report),
             Err(error) => {

@@ -106,7 +106,7 @@ impl HostLog {
                     let known = self.fences.entry(*volume).or_default();
                     *known = (*known).max(*below);
                 }
-                return true;
+                true
             }
             Content::Slices(slices) => {
                 let session = record.writer.session;

@@ -15,7 +15,7 @@ use crate::hostlog::marks::Pin;
 use crate::hostlog::names::{INDEX_PREFIX, PIN_PREFIX, tombstone_key, trash_prefix};
 use crate::object::pack::Lineage;
 use crate::object::root::Root;
-use crate::object::{SNAPSHOT_SIGN, root_key};
+use crate::object::{FormatError, SNAPSHOT_SIGN, root_key};
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::volume_spec::{check_name, check_size};
 use crate::units::{Lsn, VolumeId, VolumeSize};
@@ -64,16 +64,7 @@ pub(super) async fn find(
     parts: &[PackPart],
 ) -> Result<Target, RebuildError> {
     let name = &request.name;
-    let is_snapshot = name.contains(SNAPSHOT_SIGN);
-    let valid = match is_snapshot {
-        true => check_snapshot_name(name).map(drop),
-        false => check_name(name),
-    };
-    let invalid = |error: crate::OpenError| RebuildError::Invalid(error.to_string());
-    valid.map_err(invalid)?;
-    if let Some(new) = &request.new_name {
-        check_name(new).map_err(invalid)?;
-    }
+    check_names(request)?;
     let standing = read_root(port, name).await?;
     let mut others = other_roots(port, name).await?;
     let mut version = None;
@@ -106,9 +97,20 @@ pub(super) async fn find(
             None => version = Some(at),
         }
     }
-    if is_snapshot {
+    if name.contains(SNAPSHOT_SIGN) {
         return Err(RebuildError::Snapshot(name.clone()));
     }
+    find_rootless(port, request, parts, others, version).await
+}
+
+/// Finds the volume by what its packs say, or the pin of a fork that has none.
+async fn find_rootless(
+    port: &impl RebuildPort,
+    request: &RebuildRequest,
+    parts: &[PackPart],
+    others: BTreeMap<String, Root>,
+    mut version: Option<Version>,
+) -> Result<Target, RebuildError> {
     let found = find_volume(port, request, parts, &others).await;
     let pinned = match &found {
         Err(RebuildError::NotFound(..)) => pinned_root(port, request).await?,
@@ -126,7 +128,7 @@ pub(super) async fn find(
             }
             new.clone()
         }
-        None => name.clone(),
+        None => request.name.clone(),
     };
     let own = parts.iter().filter(|part| part.slice.origin == volume);
     let newest = own.max_by_key(|part| (part.slice.epoch, part.slice.last));
@@ -145,6 +147,17 @@ pub(super) async fn find(
         version,
         others,
     })
+}
+
+fn check_names(request: &RebuildRequest) -> Result<(), RebuildError> {
+    let name = &request.name;
+    let valid = match name.contains(SNAPSHOT_SIGN) {
+        true => check_snapshot_name(name).map(drop),
+        false => check_name(name),
+    };
+    let new_name = request.new_name.iter();
+    let valid = new_name.fold(valid, |valid, new| valid.and_then(|()| check_name(new)));
+    valid.map_err(|error| RebuildError::Invalid(error.to_string()))
 }
 
 /// The first root of a fork that was never written: the pin that was there before the root has it, until a collector
@@ -201,14 +214,20 @@ fn size_of(request: &RebuildRequest, known: VolumeSize) -> Result<VolumeSize, Re
     }
 }
 
-/// A root, if it can be decoded, and its version.
+/// A root, if it can be used, and its version. One that a newer firn wrote is no lost one.
 async fn read_root(
     port: &impl RebuildPort,
     name: &str,
 ) -> Result<Option<(Option<Root>, Version)>, RebuildError> {
     let key = root_key(name);
     match port.get(&key).await {
-        Ok((data, version)) => Ok(Some((Root::decode(&data).ok(), version))),
+        Ok((data, version)) => match Root::decode(&data) {
+            Ok(root) => Ok(Some((Some(root).filter(|root| root.name == name), version))),
+            Err(error @ FormatError::Newer(_)) if !canary::active!("a_newer_root_is_lost") => {
+                Err(RebuildError::Invalid(format!("{key}: {error}")))
+            }
+            Err(_) => Ok(Some((None, version))),
+        },
         Err(StoreError::NotFound) => Ok(None),
         Err(error) => Err(no_answer(&key, &error).into()),
     }
