@@ -20,7 +20,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
-        receive(request, state).await?.parse().map(JsonBody)
+        let parsed = receive(request, state).await?.parse();
+        parsed.map(JsonBody).map_err(IntoResponse::into_response)
     }
 }
 
@@ -32,7 +33,10 @@ impl<S: Send + Sync, T: DeserializeOwned + Default> FromRequest<S> for JsonBodyO
         if received.body.is_empty() {
             return Ok(JsonBodyOrDefault(T::default()));
         }
-        received.parse().map(JsonBodyOrDefault)
+        let parsed = received.parse();
+        parsed
+            .map(JsonBodyOrDefault)
+            .map_err(IntoResponse::into_response)
     }
 }
 
@@ -59,16 +63,16 @@ fn is_json(headers: &HeaderMap) -> bool {
 }
 
 impl ReceivedBody {
-    fn parse<T: DeserializeOwned>(&self) -> Result<T, Response> {
+    fn parse<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         if !self.is_json {
             let refused = Failure::new(
                 FailureCode::NotJson,
                 "the body must be JSON; send it with content-type: application/json",
             );
-            return Err(refused.into_response());
+            return Err(refused);
         }
         serde_json::from_slice(&self.body).map_err(|source| {
-            Failure::invalid(format!("the body does not fit this path: {source}")).into_response()
+            Failure::invalid(format!("the body does not fit this path: {source}"))
         })
     }
 }
