@@ -327,6 +327,13 @@ fn a_volume_that_was_taken_over_before_it_is_checked_ends_and_its_writes_are_for
     eventually("the check", || readiness(&server).0 == 503);
     assert!(client.write(12288, &[4; 4096]).is_err());
     drop(client);
+    // What the log was told of the end is durable with another volume's FLUSH.
+    world.expect_success(&server, &["volume", "create", "other", "--size", "8MiB"]);
+    world.expect_success(&server, &["attach", "other", "--transport", "nbd"]);
+    let mut other = server.connect("other");
+    other.write(0, &[5; 4096]).unwrap();
+    other.flush().unwrap();
+    drop(other);
     server.kill();
     let server = world.serve("cache", &[]);
     let listed = world.expect_success(&server, &["rescue", "list", "--json"]);
