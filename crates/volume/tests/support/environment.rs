@@ -35,6 +35,8 @@ pub(crate) struct Environment {
     pub(crate) damaged_gets: usize,
     /// So many creates of records fail.
     pub(crate) failing_creates: usize,
+    /// Store requests so far, by kind and by the first part of their key.
+    pub(crate) requests: BTreeMap<(&'static str, String), usize>,
     /// Bytes of objects written, by the first part of their key.
     pub(crate) bytes_put: BTreeMap<String, u64>,
     /// Of packs the store keeps the head alone.

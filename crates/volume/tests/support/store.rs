@@ -20,6 +20,18 @@ fn kind_of(op: &StoreOp) -> &'static str {
     }
 }
 
+fn key_of(op: &StoreOp) -> &String {
+    match op {
+        StoreOp::Get { key }
+        | StoreOp::GetRange { key, .. }
+        | StoreOp::Put { key, .. }
+        | StoreOp::Create { key, .. }
+        | StoreOp::Update { key, .. }
+        | StoreOp::Delete { key } => key,
+        StoreOp::List { prefix } => prefix,
+    }
+}
+
 /// What the store keeps of an object that is PUT.
 fn kept_of(key: &str, mut data: Vec<u8>, discards_packs: bool) -> Vec<u8> {
     if discards_packs && key.starts_with("packs/") {
@@ -46,25 +58,20 @@ impl World {
         if let StoreOp::Put { key, .. } = op {
             self.env.put_keys.push(key.clone());
         }
-        let (key, bytes) = match op {
-            StoreOp::Put { key, data } => (key, data.len()),
-            StoreOp::Create { key, data } | StoreOp::Update { key, data, .. } => (key, data.len()),
+        let key = key_of(op);
+        let folder = key.split('/').next().unwrap_or_default().to_owned();
+        let requests = &mut self.env.requests;
+        *requests.entry((kind_of(op), folder.clone())).or_default() += 1;
+        let bytes = match op {
+            StoreOp::Put { data, .. } => data.len(),
+            StoreOp::Create { data, .. } | StoreOp::Update { data, .. } => data.len(),
             _ => return,
         };
-        let folder = key.split('/').next().unwrap_or_default().to_owned();
         *self.env.bytes_put.entry(folder).or_default() += bytes as u64;
     }
 
     fn is_told_to_fail(&mut self, op: &StoreOp) -> bool {
-        let key = match op {
-            StoreOp::Get { key }
-            | StoreOp::GetRange { key, .. }
-            | StoreOp::Put { key, .. }
-            | StoreOp::Create { key, .. }
-            | StoreOp::Update { key, .. }
-            | StoreOp::Delete { key } => key,
-            StoreOp::List { prefix } => prefix,
-        };
+        let key = key_of(op);
         if self.env.failing_keys.contains(key) {
             return true;
         }

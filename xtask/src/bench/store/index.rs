@@ -5,22 +5,19 @@
 
 use crate::{Failure, process, workspace};
 
-/// The tests, which print what they found.
-const TESTS: [&str; 2] = ["index_scale", "index_bytes"];
-
 pub(super) fn at_scale() -> Result<(), Failure> {
     println!("\n## P20: the index of 10 TiB and of random writes\n");
+    run_engine_tests(&["index_scale", "index_bytes"])
+}
+
+/// Runs tests of the engine, which print what they found.
+pub(super) fn run_engine_tests(names: &[&str]) -> Result<(), Failure> {
     let mut tests = workspace::cargo_for_tests("test");
     tests.arg("--quiet");
-    for name in TESTS {
+    for name in names {
         tests.args(["--test", name]);
     }
-    tests.args([
-        "--",
-        "--nocapture",
-        "--test-threads",
-        "1",
-        "--include-ignored",
-    ]);
+    tests.args(["--", "--nocapture", "--test-threads", "1"]);
+    tests.arg("--include-ignored");
     process::run(&mut tests)
 }

@@ -1,5 +1,8 @@
 //! P21: what many volumes that write a little ask of the store.
 //!
+//! Twice: the engine by itself in virtual time, for hours in which each volume is folded, marks move and the
+//! collector passes; and the server on MinIO for minutes, which shows that the engine's figures are those of a server.
+//!
 //! A volume's index is folded after some hundred of its slices, which at a slice a minute is hours. So that the
 //! minutes that count have their share of folds, volumes first get different numbers of slices, up to that
 //! many, by small writes under a short recovery point; then a server with the recovery point that counts takes
@@ -10,6 +13,7 @@ use std::time::{Duration, Instant};
 use s3_testbed::Traffic;
 
 use super::Arguments;
+use super::index::run_engine_tests;
 use super::lab::{FirnServer, Programs, StoreRig};
 use super::load::{Connection, Load, LoadEnd};
 use crate::Failure;
@@ -40,6 +44,8 @@ const GET_DOLLARS: f64 = 0.0004;
 const SECONDS_A_MONTH: f64 = 30.0 * 86400.0;
 
 pub(super) fn of_many_volumes(programs: &Programs, arguments: &Arguments) -> Result<(), Failure> {
+    println!("\n## P21: the engine in virtual time\n");
+    run_engine_tests(&["store_requests"])?;
     let lab = StoreRig::new(programs, arguments)?;
     let names: Vec<String> = (0..arguments.volumes).map(|n| format!("v{n}")).collect();
     let server = lab.serve("cache", &flags(&names, "1s"))?;
@@ -69,21 +75,6 @@ pub(super) fn of_many_volumes(programs: &Programs, arguments: &Arguments) -> Res
     let seconds = started.elapsed().as_secs_f64();
     let traffic = lab.proxy.take_traffic();
     report(&traffic, seconds, arguments);
-    // The collector comes every six hours; what a pass costs is added to the bill by whoever reads this.
-    for pass in ["first", "second"] {
-        let status = server.command(&["gc"]).status()?;
-        if !status.success() {
-            return Err(format!("firn gc: {status}").into());
-        }
-        let traffic = lab.proxy.take_traffic();
-        println!(
-            "{pass} pass of the collector: {} PUT, {} GET, {} lists, {} DELETE",
-            traffic.of("PUT").requests,
-            traffic.of("GET").requests - traffic.of_folder("GET", ""),
-            traffic.of_folder("GET", ""),
-            traffic.of("DELETE").requests,
-        );
-    }
     Ok(())
 }
 
