@@ -9,6 +9,7 @@ use support::points::{done, gc, packs, write_over};
 use support::{Environment, World, options, with_volume};
 use volume::Options;
 use volume::collect::candidates::{CANDIDATES_KEY, Candidates};
+use volume::object::page::PAGE_SECTORS;
 use volume::object::root::Root;
 use volume::object::root_key;
 
@@ -71,6 +72,24 @@ fn a_dry_run_says_what_a_pass_would_find_and_changes_nothing() {
     );
     assert_eq!(found.removed.objects, 0);
     assert!(world.env.objects == before);
+}
+
+#[test]
+fn pages_that_lie_side_by_side_in_an_object_are_read_by_one_request() {
+    const PAGES: u64 = 4;
+    let (mut world, volume) = with_volume();
+    for page in 0..PAGES {
+        world.write(&volume, page * PAGE_SECTORS, 1, 4096);
+    }
+    world.sync(&volume);
+    // Folds them, into one object.
+    gc(&mut world);
+    world.env.requests.clear();
+    let answer = world.host.collect_garbage(true);
+    done(&mut world, &answer);
+    let ranges = ("range", "indexes".to_owned());
+    // The node, and its pages.
+    assert_eq!(world.env.requests.get(&ranges), Some(&2));
 }
 
 #[test]

@@ -272,33 +272,67 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         blocks: &[(u64, BlockRef)],
         decode: impl Fn(VolumeId, u64, &[u8]) -> Result<T, FormatError> + Copy + Send + Sync + 'static,
     ) -> Result<Vec<(BlockRef, T)>, TraceError> {
-        let mut reads = Vec::new();
+        let (mut runs, mut keys) = (Vec::<BlockRun>::new(), Vec::new());
         for (number, block) in blocks {
             if self.blocks.contains(&(block.object, block.offset)) {
                 continue;
             }
-            let key = self.sessions.index_key(block.object);
-            let key =
-                key.map_err(|error| CollectError::Unreadable(block.object.to_string(), error))?;
             self.index_blocks += 1;
             self.index_bytes += u64::from(block.bytes);
-            let read = read_block(self.port, key, (*number, *block), volumes.to_vec(), decode);
-            reads.push(Box::pin(read));
+            if runs.last_mut().is_some_and(|run| run.take(*number, *block)) {
+                continue;
+            }
+            let key = self.sessions.index_key(block.object);
+            keys.push(
+                key.map_err(|error| CollectError::Unreadable(block.object.to_string(), error))?,
+            );
+            runs.push(BlockRun(vec![(*number, *block)]));
         }
-        if reads.is_empty() {
+        if runs.is_empty() {
             return Ok(Vec::new());
         }
-        let found = join_all(reads).await;
+        let lengths: Vec<u64> = runs.iter().map(|run| run.0.len() as u64).collect();
+        let reads = keys.into_iter().zip(runs).map(|(key, run)| {
+            let read = read_run(self.port, key, run, volumes.to_vec(), decode);
+            Box::pin(read)
+        });
+        let found = join_all(reads.collect()).await;
         self.port.sleep(self.port.pace_ns()).await;
         let mut whole = Vec::new();
-        for found in found {
+        for (found, length) in found.into_iter().zip(lengths) {
             match found {
-                Ok(found) => whole.push(found),
-                Err(TraceError::Gone(_)) if self.passes_gone => self.passed += 1,
+                Ok(found) => whole.extend(found),
+                Err(TraceError::Gone(_)) if self.passes_gone => self.passed += length,
                 Err(error) => return Err(error),
             }
         }
         Ok(whole)
+    }
+}
+
+/// Blocks that lie one behind the other in one object, none empty: one request reads them.
+struct BlockRun(Vec<(u64, BlockRef)>);
+
+impl BlockRun {
+    /// Takes a block that lies behind those that it has.
+    fn take(&mut self, number: u64, block: BlockRef) -> bool {
+        let follows = self.0.last().is_some_and(|(_, last)| {
+            last.object == block.object && last.offset.checked_add(last.bytes) == Some(block.offset)
+        });
+        if follows {
+            self.0.push((number, block));
+        }
+        follows
+    }
+
+    fn offset(&self) -> u64 {
+        self.0
+            .first()
+            .map_or(0, |(_, block)| u64::from(block.offset))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(|(_, block)| u64::from(block.bytes)).sum()
     }
 }
 
@@ -317,27 +351,27 @@ pub(super) async fn check_roots(
     Ok(())
 }
 
-async fn read_block<T: Send + 'static>(
+async fn read_run<T: Send + 'static>(
     port: &impl CollectPort,
     key: String,
-    (number, block): (u64, BlockRef),
+    run: BlockRun,
     volumes: Vec<VolumeId>,
     decode: impl Fn(VolumeId, u64, &[u8]) -> Result<T, FormatError> + Copy + Send + Sync + 'static,
-) -> Result<(BlockRef, T), TraceError> {
+) -> Result<Vec<(BlockRef, T)>, TraceError> {
     let mut pause = port.pause_ns();
     let mut reads = 0;
     loop {
         let op = StoreOp::GetRange {
             key: key.clone(),
-            offset: u64::from(block.offset),
-            len: u64::from(block.bytes),
+            offset: run.offset(),
+            len: run.bytes(),
         };
         let error = match port.store(op).await {
             Ok(StoreReply::Range(data)) => {
-                let volumes = volumes.clone();
-                let work = move || decode_of_any(&volumes, |volume| decode(volume, number, &data));
-                match port.compute(u64::from(block.bytes), work).await {
-                    Ok(Ok(found)) => return Ok((block, found)),
+                let (volumes, blocks) = (volumes.clone(), run.0.clone());
+                let work = move || decode_run(&blocks, &volumes, &data, decode);
+                match port.compute(run.bytes(), work).await {
+                    Ok(Ok(found)) => return Ok(found),
                     Ok(Err(error)) => error,
                     Err(_) => FormatError::Corrupt("an index block ends the server's computation"),
                 }
@@ -357,4 +391,25 @@ async fn read_block<T: Send + 'static>(
         }
         port.sleep(pause).await;
     }
+}
+
+/// Decodes each of the blocks that `data` has one behind the other.
+fn decode_run<T>(
+    blocks: &[(u64, BlockRef)],
+    volumes: &[VolumeId],
+    data: &[u8],
+    decode: impl Fn(VolumeId, u64, &[u8]) -> Result<T, FormatError>,
+) -> Result<Vec<(BlockRef, T)>, FormatError> {
+    let mut rest = data;
+    let mut found = Vec::with_capacity(blocks.len());
+    for (number, block) in blocks {
+        let bytes = usize::try_from(block.bytes).unwrap_or(usize::MAX);
+        let Some((own, behind)) = rest.split_at_checked(bytes) else {
+            return Err(FormatError::Corrupt("it ends too early"));
+        };
+        rest = behind;
+        let decoded = decode_of_any(volumes, |volume| decode(volume, *number, own))?;
+        found.push((*block, decoded));
+    }
+    Ok(found)
 }
