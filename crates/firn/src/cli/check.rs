@@ -25,8 +25,11 @@ pub(crate) fn check(json: bool, args: &CheckArgs) -> Result<()> {
     if args.rebuild {
         return rebuild::rebuild(json, url, args);
     }
-    let port = StorePort::open(url, args.rate.map(|rate| rate.0))?;
+    let mut port = StorePort::open(url, args.rate.map(|rate| rate.0))?;
     let runtime = runtime(url)?;
+    if args.repair {
+        runtime.block_on(port.prove(args.single_writer))?;
+    }
     let once = || {
         runtime.block_on(async {
             match check_store(&port, &args.names, args.deep).await {

@@ -19,8 +19,12 @@ use crate::units::ApproximateSize;
 /// Rebuilds what is named, and prints what was found.
 pub(super) fn rebuild(json: bool, url: &str, args: &CheckArgs) -> Result<()> {
     let request = request(args)?;
-    let port = StorePort::open(url, None)?;
-    let found = runtime(url)?.block_on(rebuild_volume(&port, &request));
+    let mut port = StorePort::open(url, None)?;
+    let runtime = runtime(url)?;
+    if !args.dry_run {
+        runtime.block_on(port.prove(args.single_writer))?;
+    }
+    let found = runtime.block_on(rebuild_volume(&port, &request));
     port.end_progress();
     let report = found.map_err(|error| into_failure(&error))?;
     match json {

@@ -3,12 +3,12 @@
 //! It opens a directory store that is there, and never makes one.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use indicatif::ProgressBar;
-use store::{SharedStore, Store};
+use store::{SharedStore, SingleWriterStore, Store};
 use volume::check::{CheckCounts, CheckPort};
 use volume::driver::{ComputeError, StoreError, Version};
 use volume::rebuild::RebuildPort;
@@ -21,6 +21,8 @@ use crate::units::ApproximateSize;
 
 /// The store, as checks and rebuilds ask for it.
 pub(super) struct StorePort {
+    /// What is probed.
+    bare: SharedStore,
     store: SharedStore,
     pace: Option<Pace>,
     bar: ProgressBar,
@@ -38,11 +40,23 @@ impl StorePort {
                 ),
             ));
         }
+        let bare = store::open_url(url)?;
         Ok(StorePort {
-            store: store::with_policies(store::open_url(url)?),
+            store: store::with_policies(Arc::clone(&bare)),
+            bare,
             pace: rate.map(Pace::new),
             bar: output::spinner(),
         })
+    }
+
+    /// Proves that of two writers one loses, as a server does before its first write; or takes the word for it that
+    /// there is no other.
+    pub(super) async fn prove(&mut self, single_writer: bool) -> Result<()> {
+        let report = store::probe(&self.bare, single_writer).await?;
+        if !report.can_fence() {
+            self.store = Arc::new(SingleWriterStore::new(Arc::clone(&self.store)));
+        }
+        Ok(())
     }
 
     /// Nothing goes on any more.

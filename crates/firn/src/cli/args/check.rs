@@ -42,6 +42,9 @@ pub(crate) struct CheckArgs {
     /// With --rebuild, the size of the volume, if it was enlarged after it was written to last.
     #[arg(long, value_name = "SIZE", requires = "rebuild")]
     pub(crate) size: Option<Size>,
+    /// With --rebuild or --repair, accept a store without conditional PUT. You promise that no server uses it meanwhile.
+    #[arg(long)]
+    pub(crate) single_writer: bool,
     /// Object store to check. [default: ./firn-data/store]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
