@@ -35,7 +35,7 @@ pub struct Config {
     /// Mark the thread as one that frees memory by writing (`PR_SET_IO_FLUSHER`), so that it
     /// never waits for memory that only its own work can free: for disks that are mounted on this
     /// host. It needs CAP_SYS_RESOURCE; without it the reactor runs unmarked
-    /// ([`crate::Reactor::io_flusher`]).
+    /// ([`crate::Reactor::is_io_flusher`]).
     pub io_flusher: bool,
 }
 
