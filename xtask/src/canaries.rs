@@ -406,7 +406,7 @@ fn build() -> Result<Vec<TestProgram>, Failure> {
 /// The run that must see a canary.
 fn command(kernel: &str, canary: &Canary, programs: &[TestProgram]) -> Result<Command, Failure> {
     let planted = OsString::from(format!("FIRN_CANARY={}", canary.name));
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(process::own_path()?);
     let find = |name| {
         let program = programs.iter().find(|built| built.name == name);
         let program = program.ok_or("cargo did not say where a test program is")?;

@@ -1,8 +1,22 @@
 //! Running programs: said aloud first, and judged by their exit status.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::{Failure, workspace};
+
+/// Where this program is: what was built anew in its place while it runs serves as well.
+pub(crate) fn own_path() -> std::io::Result<PathBuf> {
+    Ok(without_deletion(std::env::current_exe()?))
+}
+
+/// The kernel's name of a program whose file was replaced, without what it says of that.
+fn without_deletion(path: PathBuf) -> PathBuf {
+    let text = path
+        .to_str()
+        .and_then(|text| text.strip_suffix(" (deleted)"));
+    text.map_or(path.clone(), PathBuf::from)
+}
 
 /// How a command would be typed, without the paths of this machine.
 pub(crate) fn command_line(command: &Command) -> String {
@@ -66,6 +80,14 @@ pub(crate) fn run_quietly(command: &mut Command) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_was_built_anew_meanwhile_is_found() {
+        let built = PathBuf::from("/target/debug/xtask");
+        let replaced = PathBuf::from("/target/debug/xtask (deleted)");
+        assert_eq!(without_deletion(replaced), built);
+        assert_eq!(without_deletion(built.clone()), built);
+    }
 
     #[test]
     fn a_command_is_shown_as_it_would_be_typed() {

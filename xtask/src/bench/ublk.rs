@@ -58,7 +58,7 @@ impl Options {
     /// This program again, as benchmark `words`, in a guest that is started with `guest_args`.
     fn in_guest(&self, guest_args: &[&str], words: &[&str]) -> Result<Command, Failure> {
         let icount = self.icount.then_some("--icount");
-        let me = std::env::current_exe()?;
+        let me = process::own_path()?;
         let mut guest = Command::new(&me);
         guest.args(["vm", "--kernel", &self.kernel]);
         guest.args(["--deadline", GUEST_DEADLINE_SECONDS]);

@@ -88,7 +88,7 @@ struct PlantedSoak {
 /// The command that runs the soak in its guest.
 fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
     let kernel = arguments.kernel();
-    let myself = std::env::current_exe()?;
+    let myself = process::own_path()?;
     let deadline = if arguments.scale.is_empty() {
         arguments.time() + Duration::from_secs(1200)
     } else {

@@ -236,7 +236,7 @@ pub(crate) fn memory_arguments(program: &str) -> &'static [&'static str] {
 /// One guest with its programs.
 fn guest_command(programs: &[TestProgram], boot: Boot) -> Result<Command, Failure> {
     let (kernel, table, seconds) = (boot.kernel, boot.table, boot.seconds);
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(process::own_path()?);
     command
         .args(["vm", "--kernel", kernel, "--deadline", &seconds.to_string()])
         .args(boot.program.map(memory_arguments).unwrap_or_default())

@@ -128,7 +128,7 @@ fn build_steps() -> Vec<Step> {
         limit: minutes(40),
         run,
     };
-    let minio = Box::new(|_| match std::env::current_exe() {
+    let minio = Box::new(|_| match process::own_path() {
         Ok(myself) if minio::is_available() => {
             let mut build = Command::new(myself);
             build.arg("minio");
@@ -274,7 +274,7 @@ fn soak_step() -> Step {
         limit: minutes(15),
         run: Box::new(|times| {
             let soak = build_server().and_then(|program| {
-                let mut soak = Command::new(std::env::current_exe()?);
+                let mut soak = Command::new(process::own_path()?);
                 soak.args(["soak", "--kernel", "recent", "--devices", "4"]);
                 soak.args(["--seconds", &(10 * times).to_string()]);
                 soak.args(["--rate", "1", "--span", "8", "--program"])
@@ -306,7 +306,7 @@ fn package_step() -> Step {
                 return skipped(why);
             }
             let package = build_server().and_then(|program| {
-                let mut package = Command::new(std::env::current_exe()?);
+                let mut package = Command::new(process::own_path()?);
                 package.args(["package", "--trial", "--program"]);
                 package.arg(program);
                 Ok(vec![package])
