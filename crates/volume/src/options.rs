@@ -32,8 +32,8 @@ pub struct Options {
     /// cache disk, or the store, once more.
     pub index_bytes: u64,
     /// Records of the host's log between two looks which of them are not needed any more. Each look reads them
-    /// once more, and roots of the volumes that they name, and gives new roots to those whose marks are older: so
-    /// it is to be rarer than folds, which move the marks anyway. A take-over may have to read as many.
+    /// once more, and roots of the volumes that they name, and gives new roots to those whose marks are older. What
+    /// a record names is not garbage before, up to a pack each, and a take-over may have to read as many.
     pub low_mark_records: u64,
     /// Time between two passes of the garbage collector; zero switches it off. Each reads the index of all volumes.
     pub gc_interval_ns: u64,
@@ -88,7 +88,7 @@ impl Default for Options {
             deltas_max: 256,
             delta_extents_max: 1 << 18,
             index_bytes: 128 << 20,
-            low_mark_records: 1024,
+            low_mark_records: 256,
             gc_interval_ns: 0,
             rpo_ns: 30 * SECOND_NS,
             frame_interval_ns: SECOND_NS,

@@ -97,5 +97,5 @@ fn a_thousand_small_writers_cost_few_requests() {
     println!(
         "{puts:.3} PUT/s, {gets:.3} GET/s, {dollars:.2} dollars a month; of a second: {table:?}"
     );
-    assert!(puts < 0.3, "more than it was");
+    assert!(puts < 0.5, "more than it was");
 }
