@@ -141,6 +141,27 @@ fn a_check_names_a_volume_that_lost_its_root() {
 }
 
 #[test]
+fn a_check_names_a_volume_that_lost_its_root_and_whose_packs_a_snapshot_names() {
+    let (mut world, volume) = with_volume();
+    furnish(&mut world, &volume);
+    world.sync(&volume);
+    snapshot(&mut world, "demo@one").expect("taken");
+    close(&mut world, &volume);
+    assert_eq!(check_all(&world.env.objects, false).damage.len(), 0);
+    remove_below(&mut world, "volumes/demo/");
+    let found = check_all(&world.env.objects, false);
+    let objects: Vec<_> = found
+        .damage
+        .iter()
+        .map(|damage| (damage.object.as_str(), damage.kind, damage.bytes))
+        .collect();
+    assert_eq!(
+        objects,
+        [("volumes/demo/root", DamageKind::Missing, 64 * MIB)]
+    );
+}
+
+#[test]
 fn a_volume_that_is_open_is_rebuilt_on_demand_only_and_its_owner_cannot_part_from_it() {
     let (mut world, volume) = with_volume();
     furnish(&mut world, &volume);

@@ -1,7 +1,8 @@
-//! Volumes that have packs, and neither a root nor a tombstone: somebody removed their roots.
+//! Volumes that have packs or snapshots, and neither a root nor a tombstone: somebody removed their roots.
 //!
 //! A volume has one of the two from before its first pack and for ever, see store-protocol.md. Each footer says whose
-//! a pack is, what the volume was called and how large it was.
+//! a pack is, what the volume was called and how large it was. Where a snapshot names all packs of its volume, its
+//! own name says that there was one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,8 @@ use crate::hostlog::names::{TOMB_PREFIX, TRASH_PREFIX};
 use crate::jobs::join_all;
 use crate::object::root::Root;
 use crate::object::{
-    ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key, snapshot_of_root_key, volume_of_root_key,
+    ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, root_key, snapshot_of_root_key,
+    volume_of_root_key,
 };
 use crate::units::{Lsn, VolumeId, parse_hex_identity};
 
@@ -27,7 +29,7 @@ pub struct RootlessVolume {
     pub bytes: u64,
     /// The newest LSN of its packs.
     pub last: Lsn,
-    /// How many packs have something of it.
+    /// How many packs that nothing names have something of it.
     pub packs: u64,
 }
 
@@ -37,13 +39,41 @@ pub(crate) struct KnownRoots {
     volumes: BTreeSet<VolumeId>,
     /// Names of roots that cannot be decoded: whose they are is not known.
     unreadable: BTreeSet<String>,
+    /// Names of volumes that have a root, or a tombstone.
+    names: BTreeSet<String>,
+    /// What snapshots say of their volumes, by the name of the volume.
+    parents: BTreeMap<String, RootlessVolume>,
 }
 
 impl KnownRoots {
     pub(crate) fn insert(&mut self, name: &str, root: Option<&Root>) {
+        match name.split_once(SNAPSHOT_SIGN) {
+            None => drop(self.names.insert(name.to_owned())),
+            Some((volume, _)) => self.insert_parent(volume, root),
+        }
         match root {
             Some(root) => drop(self.volumes.insert(root.volume)),
             None => drop(self.unreadable.insert(name.to_owned())),
+        }
+    }
+
+    /// Notes the volume of a snapshot, as the newest of its snapshots has it.
+    fn insert_parent(&mut self, name: &str, snapshot: Option<&Root>) {
+        let Some(snapshot) = snapshot else { return };
+        let lineage = snapshot.lineage();
+        let Some(parent) = lineage.first() else {
+            return;
+        };
+        let known = self.parents.get(name);
+        if known.is_none_or(|known| known.last < snapshot.lsn) {
+            let volume = RootlessVolume {
+                volume: parent.volume,
+                name: name.to_owned(),
+                bytes: snapshot.bytes,
+                last: snapshot.lsn,
+                packs: 0,
+            };
+            self.parents.insert(name.to_owned(), volume);
         }
     }
 }
@@ -87,7 +117,7 @@ pub(crate) async fn read_roots(
     Ok(roots)
 }
 
-/// The volumes without a root among those of packs that nothing names.
+/// The volumes without a root among those of packs that nothing names, and of snapshots.
 pub(crate) async fn find_among(
     port: &impl CheckPort,
     roots: &KnownRoots,
@@ -124,7 +154,23 @@ pub(crate) async fn find_among(
             rootless.push(volume);
         }
     }
+    for (name, volume) in &roots.parents {
+        let is_found = rootless.iter().any(|found| found.name == *name);
+        if !is_found && !roots.names.contains(name) && !has_any_root_now(port, name).await? {
+            rootless.push(volume.clone());
+        }
+    }
     Ok(rootless)
+}
+
+/// Whether a volume of the name was made after the roots were listed.
+async fn has_any_root_now(port: &impl CheckPort, name: &str) -> Result<bool, CheckError> {
+    let key = root_key(name);
+    match port.get(&key).await {
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound) => Ok(false),
+        Err(error) => Err(no_answer(&key, &error)),
+    }
 }
 
 /// Whether the volume was made after the roots were listed.

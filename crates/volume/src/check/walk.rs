@@ -79,13 +79,13 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         Ok(self.report)
     }
 
-    /// Names the volumes that have packs and no root.
+    /// Names the volumes that have packs or snapshots, and no root.
     async fn check_rootless(&mut self) -> Result<(), CheckError> {
         let named = std::mem::take(&mut self.footers);
         let is_named = |pack: ObjectId| named.contains(&pack) || self.packs.is_known(pack);
         let found = find_among(self.port, &self.roots, is_named).await?;
         for RootlessVolume { name, bytes, .. } in found {
-            let why = "its root is not in the store, and its packs are";
+            let why = "its root is not in the store, and its packs or snapshots are";
             let fault = Fault::new(DamageKind::Missing, why);
             let whole = Span::new(0, bytes / blkmq::io::SECTOR_BYTES);
             self.add_damage(&name, root_key(&name), fault, whole);
