@@ -442,7 +442,7 @@ fn build_server() -> Result<PathBuf, crate::Failure> {
     Ok(workspace::target().join("debug/firn"))
 }
 
-/// The integration tests of all rooms but the binary.
+/// The integration tests of all rooms but the binary, and of what builds and simulates them.
 fn crate_tests() -> Vec<String> {
     let rooms = std::fs::read_dir(workspace::root().join("crates"));
     let mut directories: Vec<_> = rooms
@@ -451,7 +451,7 @@ fn crate_tests() -> Vec<String> {
         .flatten()
         .map(|room| room.path().join("tests"))
         .collect();
-    directories.push(workspace::root().join("sim/tests"));
+    directories.extend(["sim/tests", "xtask/tests"].map(|rest| workspace::root().join(rest)));
     directories.retain(|directory| !directory.ends_with(END_TO_END));
     directories.sort();
     directories
@@ -513,7 +513,7 @@ mod tests {
     fn the_crates_own_tests_run_without_those_that_need_a_server() {
         let names = crate_tests();
         let has = |name: &str| names.iter().any(|there| there == name);
-        assert!(has("probe"), "{names:?}");
+        assert!(has("probe") && has("fence"), "{names:?}");
         for absent in ["minio", "server_contract"] {
             let program = workspace::root().join(format!("crates/store/tests/{absent}.rs"));
             assert!(program.is_file(), "{absent} has another name now");
