@@ -434,6 +434,9 @@ fn a_store_of_ones_own_without_credentials_is_refused_at_once_with_what_helps() 
         "cache",
         "--log-size",
         "64MiB",
+        // The default port may be another server's.
+        "--nbd",
+        "unix:nbd.sock",
     ];
     let output = Command::new(env!("CARGO_BIN_EXE_firn"))
         .current_dir(&world.dir)
