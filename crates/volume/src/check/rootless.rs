@@ -11,6 +11,7 @@ use super::{CheckError, CheckPort, SIDE_BY_SIDE, no_answer};
 use crate::driver::StoreError;
 use crate::hostlog::names::{TOMB_PREFIX, TRASH_PREFIX};
 use crate::jobs::join_all;
+use crate::object::pack::Slice;
 use crate::object::root::Root;
 use crate::object::{
     ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, root_key, snapshot_of_root_key,
@@ -31,6 +32,23 @@ pub struct RootlessVolume {
     pub last: Lsn,
     /// How many packs that nothing names have something of it.
     pub packs: u64,
+}
+
+/// Counts a slice of a pack for its volume, of which the newest slice says name and size.
+pub(crate) fn add_slice(volumes: &mut BTreeMap<VolumeId, RootlessVolume>, slice: &Slice) {
+    let volume = volumes.entry(slice.origin).or_insert(RootlessVolume {
+        volume: slice.origin,
+        name: String::new(),
+        bytes: 0,
+        last: Lsn::ZERO,
+        packs: 0,
+    });
+    volume.packs += 1;
+    if slice.last >= volume.last {
+        volume.last = slice.last;
+        volume.name = slice.volume.name.to_string();
+        volume.bytes = slice.volume.size.bytes;
+    }
 }
 
 /// Which volumes have roots.
@@ -133,19 +151,7 @@ pub(crate) async fn find_among(
             if roots.volumes.contains(&slice.origin) || deleted.contains(&slice.origin) {
                 continue;
             }
-            let volume = found.entry(slice.origin).or_insert(RootlessVolume {
-                volume: slice.origin,
-                name: String::new(),
-                bytes: 0,
-                last: Lsn::ZERO,
-                packs: 0,
-            });
-            volume.packs += 1;
-            if slice.last >= volume.last {
-                volume.last = slice.last;
-                volume.name = slice.volume.name.to_string();
-                volume.bytes = slice.volume.size.bytes;
-            }
+            add_slice(&mut found, &slice);
         }
     }
     let mut rootless = Vec::new();

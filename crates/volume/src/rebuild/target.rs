@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{RebuildError, RebuildPort, RebuildRequest};
 use crate::check::footers::PackPart;
-use crate::check::rootless::{RootlessVolume, read_roots};
+use crate::check::rootless::{RootlessVolume, add_slice, read_roots};
 use crate::check::walk::Walk;
 use crate::check::{CheckPort, no_answer};
 use crate::driver::{StoreError, Version};
@@ -32,7 +32,7 @@ pub(super) struct Target {
     pub(super) root: Option<Root>,
     /// What stands in the root's place; none: nothing.
     pub(super) version: Option<Version>,
-    /// All other roots that can be read, of volumes and snapshots that are not deleted.
+    /// All other roots of volumes and snapshots that can be read, tombstones included.
     pub(super) others: BTreeMap<String, Root>,
 }
 
@@ -269,19 +269,7 @@ async fn find_volume(
         if rooted.contains(&slice.origin) {
             continue;
         }
-        let volume = lost.entry(slice.origin).or_insert(RootlessVolume {
-            volume: slice.origin,
-            name: String::new(),
-            bytes: 0,
-            last: Lsn::ZERO,
-            packs: 0,
-        });
-        volume.packs += 1;
-        if slice.last >= volume.last {
-            volume.last = slice.last;
-            volume.name = slice.volume.name.to_string();
-            volume.bytes = slice.volume.size.bytes;
-        }
+        add_slice(&mut lost, slice);
     }
     let wanted = |volume: &RootlessVolume| match request.volume {
         Some(id) => volume.volume == id,
