@@ -1,6 +1,6 @@
 //! What a step of `cargo xtask test` is: what it runs, how its output is read, and its bound.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -88,14 +88,18 @@ pub(super) struct Step {
     pub(super) run: Box<dyn Fn(u64) -> Kind + Send + Sync>,
 }
 
-/// The test programs in a directory, by name.
+/// The test programs in a directory, by name: a file of it, or a folder with a `main.rs`.
 pub(super) fn test_programs(directory: &Path) -> Vec<String> {
+    let is_program = |path: &PathBuf| {
+        let is_file = path.extension().is_some_and(|extension| extension == "rs");
+        is_file || path.join("main.rs").is_file()
+    };
     let mut names: Vec<String> = std::fs::read_dir(directory)
         .into_iter()
         .flatten()
         .flatten()
         .map(|file| file.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .filter(is_program)
         .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
         .collect();
     names.sort();

@@ -7,17 +7,15 @@ use crate::{Failure, process, workspace};
 
 pub(super) fn at_scale() -> Result<(), Failure> {
     println!("\n## P20: the index of 10 TiB and of random writes\n");
-    run_engine_tests(&["index_scale", "index_bytes"])
+    run_engine_tests("index_scale", "")?;
+    run_engine_tests("engine", "index_bytes::")
 }
 
-/// Runs tests of the engine, which print what they found.
-pub(super) fn run_engine_tests(names: &[&str]) -> Result<(), Failure> {
+/// Runs tests of a program of the engine's, which print what they found: those in whose names `filter` is.
+pub(super) fn run_engine_tests(program: &str, filter: &str) -> Result<(), Failure> {
     let mut tests = workspace::cargo_for_tests("test");
-    tests.arg("--quiet");
-    for name in names {
-        tests.args(["--test", name]);
-    }
-    tests.args(["--", "--nocapture", "--test-threads", "1"]);
+    tests.args(["--quiet", "--test", program, "--", filter]);
+    tests.args(["--nocapture", "--test-threads", "1"]);
     tests.arg("--include-ignored");
     process::run(&mut tests)
 }

@@ -45,7 +45,7 @@ const SECONDS_A_MONTH: f64 = 30.0 * 86400.0;
 
 pub(super) fn of_many_volumes(programs: &Programs, arguments: &Arguments) -> Result<(), Failure> {
     println!("\n## P21: the engine in virtual time\n");
-    run_engine_tests(&["store_requests"])?;
+    run_engine_tests("engine", "store_requests::")?;
     let lab = StoreRig::new(programs, arguments)?;
     let names: Vec<String> = (0..arguments.volumes).map(|n| format!("v{n}")).collect();
     let server = lab.serve("cache", &flags(&names, "1s"))?;
