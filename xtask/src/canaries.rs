@@ -48,8 +48,8 @@ const CANARIES: [Canary; 35] = [
         name: "bytes_that_came_ahead_are_dropped",
         what: "requests that a connection had received when it was given away are lost between two servers",
         judge: Detector::Here(
-            "upgrade",
-            "requests_that_are_sent_without_waiting_are_answered_once_through_upgrades",
+            "server",
+            "upgrade::requests_that_are_sent_without_waiting_are_answered_once_through_upgrades",
         ),
         words: &["requests were answered:"],
     },
@@ -57,8 +57,8 @@ const CANARIES: [Canary; 35] = [
         name: "begun_header_is_forgotten",
         what: "the next server does not know the beginning of a request",
         judge: Detector::Here(
-            "upgrade",
-            "a_request_of_which_half_came_before_an_upgrade_is_answered_after_it",
+            "server",
+            "upgrade::a_request_of_which_half_came_before_an_upgrade_is_answered_after_it",
         ),
         words: &["requests were answered:"],
     },
@@ -66,8 +66,8 @@ const CANARIES: [Canary; 35] = [
         name: "nobody_adopts_clients",
         what: "no server serves the clients of the one before",
         judge: Detector::Here(
-            "upgrade",
-            "a_request_of_which_half_came_before_an_upgrade_is_answered_after_it",
+            "server",
+            "upgrade::a_request_of_which_half_came_before_an_upgrade_is_answered_after_it",
         ),
         words: &["BrokenPipe", "requests were answered:"],
     },
@@ -75,8 +75,8 @@ const CANARIES: [Canary; 35] = [
         name: "way_back_for_ever",
         what: "a server that serves is replaced by the one before when its time is over",
         judge: Detector::Here(
-            "upgrade",
-            "a_program_that_serves_is_not_given_up_when_its_time_is_over",
+            "server",
+            "upgrade::a_program_that_serves_is_not_given_up_when_its_time_is_over",
         ),
         words: &["the server that was upgraded ended"],
     },
@@ -84,8 +84,8 @@ const CANARIES: [Canary; 35] = [
         name: "waiting_clients_are_cut",
         what: "a second upgrade cuts the clients that wait for their volume",
         judge: Detector::Here(
-            "upgrade",
-            "clients_that_wait_for_their_volume_stay_connected_through_a_second_upgrade",
+            "server",
+            "upgrade::clients_that_wait_for_their_volume_stay_connected_through_a_second_upgrade",
         ),
         words: &["BrokenPipe", "UnexpectedEof"],
     },
@@ -93,8 +93,8 @@ const CANARIES: [Canary; 35] = [
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
         judge: Detector::Test(
-            "guest_power",
-            "what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment",
+            "guest_server",
+            "guest_power::what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment",
         ),
         words: &["was told that its write", "is missing; it ended at"],
     },
@@ -114,8 +114,8 @@ const CANARIES: [Canary; 35] = [
         name: "one_volume_stops_all",
         what: "a volume that cannot be opened keeps the server from starting",
         judge: Detector::Here(
-            "waiting",
-            "a_volume_that_another_host_holds_waits_and_the_others_are_served",
+            "server",
+            "waiting::a_volume_that_another_host_holds_waits_and_the_others_are_served",
         ),
         words: &["the server did not come up"],
     },
@@ -123,8 +123,8 @@ const CANARIES: [Canary; 35] = [
         name: "volume_size_is_exact",
         what: "a volume that was resized is refused to the command line that made it",
         judge: Detector::Here(
-            "waiting",
-            "a_volume_is_served_by_the_same_command_line_after_it_was_resized_and_grown_by_a_larger_one",
+            "server",
+            "waiting::a_volume_is_served_by_the_same_command_line_after_it_was_resized_and_grown_by_a_larger_one",
         ),
         words: &["assertion `left == right` failed"],
     },
@@ -132,8 +132,8 @@ const CANARIES: [Canary; 35] = [
         name: "take_over_every_volume",
         what: "a start takes over what other hosts have",
         judge: Detector::Here(
-            "waiting",
-            "a_take_over_is_of_one_volume_and_says_what_is_given_up",
+            "server",
+            "waiting::a_take_over_is_of_one_volume_and_says_what_is_given_up",
         ),
         words: &["a was taken over from"],
     },
@@ -141,8 +141,8 @@ const CANARIES: [Canary; 35] = [
         name: "no_start_without_the_store",
         what: "a server does not start while its store is away",
         judge: Detector::Here(
-            "waiting",
-            "a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back",
+            "server",
+            "waiting::a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back",
         ),
         words: &["the server did not come up"],
     },
@@ -150,8 +150,8 @@ const CANARIES: [Canary; 35] = [
         name: "nothing_is_served_before_the_store_answers",
         what: "a volume that the log continues waits for a store that is away",
         judge: Detector::Here(
-            "waiting",
-            "a_volume_that_its_log_continues_is_served_before_the_store_answers_and_checked_then",
+            "server",
+            "waiting::a_volume_that_its_log_continues_is_served_before_the_store_answers_and_checked_then",
         ),
         words: &["it is served"],
     },
@@ -165,8 +165,8 @@ const CANARIES: [Canary; 35] = [
         name: "health_is_always_well",
         what: "nothing says that the index rings are gone",
         judge: Detector::Here(
-            "health",
-            "rings_that_cannot_be_put_back_are_said_and_a_restart_in_good_order_loses_nothing",
+            "server",
+            "health::rings_that_cannot_be_put_back_are_said_and_a_restart_in_good_order_loses_nothing",
         ),
         words: &["the word of it did not happen in time"],
     },
@@ -174,8 +174,8 @@ const CANARIES: [Canary; 35] = [
         name: "list_waits_for_the_store",
         what: "a list of the volumes waits for a store that is away",
         judge: Detector::Here(
-            "health",
-            "a_list_is_answered_soon_while_the_store_is_away_and_says_what_it_lacks",
+            "server",
+            "health::a_list_is_answered_soon_while_the_store_is_away_and_says_what_it_lacks",
         ),
         words: &["the list took"],
     },
@@ -183,8 +183,8 @@ const CANARIES: [Canary; 35] = [
         name: "rings_stay_gone",
         what: "index rings that somebody removed are not put back",
         judge: Detector::Here(
-            "health",
-            "rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing",
+            "server",
+            "health::rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing",
         ),
         words: &[
             "the return of the rings did not happen in time",
@@ -195,8 +195,8 @@ const CANARIES: [Canary; 35] = [
         name: "half_a_request_for_ever",
         what: "a client holds a connection of the API with half a request",
         judge: Detector::Here(
-            "health",
-            "half_a_request_is_given_up_after_a_while_and_the_api_goes_on",
+            "server",
+            "health::half_a_request_is_given_up_after_a_while_and_the_api_goes_on",
         ),
         words: &["it is held open"],
     },
@@ -204,23 +204,26 @@ const CANARIES: [Canary; 35] = [
         name: "blame_the_address",
         what: "a server that still has the directory is reported as an address in use",
         judge: Detector::Here(
-            "health",
-            "a_server_that_still_has_the_directory_is_the_reason_and_not_its_address",
+            "server",
+            "health::a_server_that_still_has_the_directory_is_the_reason_and_not_its_address",
         ),
         words: &["cannot listen for the API"],
     },
     Canary {
         name: "answers_wait_for_ever",
         what: "a client holds a connection of the API by never taking its answer",
-        judge: Detector::Here("access", "a_client_that_takes_no_answer_is_given_up"),
+        judge: Detector::Here(
+            "server",
+            "access::a_client_that_takes_no_answer_is_given_up",
+        ),
         words: &["its end did not happen in time"],
     },
     Canary {
         name: "every_role_is_admin",
         what: "a token for looking may change everything",
         judge: Detector::Here(
-            "access",
-            "over_tcp_only_a_token_is_let_in_and_each_reaches_what_its_role_may",
+            "server",
+            "access::over_tcp_only_a_token_is_let_in_and_each_reaches_what_its_role_may",
         ),
         words: &["right: 403"],
     },
@@ -228,8 +231,8 @@ const CANARIES: [Canary; 35] = [
         name: "any_page_may_change",
         what: "a web page of somebody else uses the session of a browser",
         judge: Detector::Here(
-            "access",
-            "a_browser_exchanges_its_token_for_a_cookie_and_no_other_page_may_use_it",
+            "server",
+            "access::a_browser_exchanges_its_token_for_a_cookie_and_no_other_page_may_use_it",
         ),
         words: &["right: 403"],
     },
@@ -237,8 +240,8 @@ const CANARIES: [Canary; 35] = [
         name: "no_limit_of_rate",
         what: "tokens may be guessed as fast as the network carries",
         judge: Detector::Here(
-            "access",
-            "who_guesses_tokens_is_slowed_down_and_the_operator_is_not",
+            "server",
+            "access::who_guesses_tokens_is_slowed_down_and_the_operator_is_not",
         ),
         words: &["it may guess for ever"],
     },
@@ -246,8 +249,8 @@ const CANARIES: [Canary; 35] = [
         name: "token_for_everybody",
         what: "a token that others may read is used",
         judge: Detector::Here(
-            "access",
-            "commands_over_tcp_use_the_token_of_this_directory_or_the_one_that_is_named",
+            "server",
+            "access::commands_over_tcp_use_the_token_of_this_directory_or_the_one_that_is_named",
         ),
         words: &["the token was used"],
     },
@@ -255,8 +258,8 @@ const CANARIES: [Canary; 35] = [
         name: "small_files_take_new_space",
         what: "a change of state needs new blocks of a full cache disk",
         judge: Detector::Here(
-            "full_disk",
-            "a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it",
+            "server",
+            "full_disk::a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it",
         ),
         words: &["full from 0"],
     },
@@ -264,8 +267,8 @@ const CANARIES: [Canary; 35] = [
         name: "cache_takes_the_last_byte",
         what: "the read cache leaves no space to whatever else writes to its file system",
         judge: Detector::Here(
-            "full_disk",
-            "a_read_cache_takes_no_more_space_than_there_is_and_what_it_cannot_hold_is_read_from_the_store",
+            "server",
+            "full_disk::a_read_cache_takes_no_more_space_than_there_is_and_what_it_cannot_hold_is_read_from_the_store",
         ),
         words: &["are left"],
     },
@@ -273,8 +276,8 @@ const CANARIES: [Canary; 35] = [
         name: "network_locks_are_believed",
         what: "a directory store is used on a file system whose locks do not keep other hosts out",
         judge: Detector::Here(
-            "network_store",
-            "a_store_on_a_file_system_of_another_host_is_refused_with_the_reason_and_the_remedy",
+            "server",
+            "network_store::a_store_on_a_file_system_of_another_host_is_refused_with_the_reason_and_the_remedy",
         ),
         words: &["the reason is not its locks"],
     },
@@ -282,8 +285,8 @@ const CANARIES: [Canary; 35] = [
         name: "full_memory_is_a_full_disk",
         what: "a full ring directory is reported as a full disk of the log",
         judge: Detector::Here(
-            "full_disk",
-            "a_full_ring_directory_names_the_ring_directory_and_what_helps_and_not_a_smaller_log",
+            "server",
+            "full_disk::a_full_ring_directory_names_the_ring_directory_and_what_helps_and_not_a_smaller_log",
         ),
         words: &["it advises: "],
     },
@@ -291,8 +294,8 @@ const CANARIES: [Canary; 35] = [
         name: "missing_root_keeps_local_data",
         what: "a volume whose root was removed is not served from this host after a restart",
         judge: Detector::Here(
-            "removed_objects",
-            "a_root_that_was_removed_is_said_and_what_is_here_is_served_over_restarts",
+            "server",
+            "removed_objects::a_root_that_was_removed_is_said_and_what_is_here_is_served_over_restarts",
         ),
         words: &["what is here is not served"],
     },
@@ -300,8 +303,8 @@ const CANARIES: [Canary; 35] = [
         name: "every_end_is_a_take_over",
         what: "a store that was set back is reported as a take-over",
         judge: Detector::Here(
-            "removed_objects",
-            "a_store_that_was_set_back_below_a_server_is_said_so_and_is_no_take_over",
+            "server",
+            "removed_objects::a_store_that_was_set_back_below_a_server_is_said_so_and_is_no_take_over",
         ),
         words: &["what became of it is not said"],
     },
@@ -309,8 +312,8 @@ const CANARIES: [Canary; 35] = [
         name: "rescue_gives_nothing_back",
         what: "a log is replaced while its volumes still rest on it",
         judge: Detector::Here(
-            "rescue_log",
-            "what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_lost",
+            "server",
+            "rescue_log::what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_lost",
         ),
         words: &["the next server: firn serve --cache new"],
     },
@@ -318,8 +321,8 @@ const CANARIES: [Canary; 35] = [
         name: "disk_over_lost_writes",
         what: "a disk goes on without writes that it has shown, and a FLUSH succeeds",
         judge: Detector::Here(
-            "rescue_log",
-            "a_disk_whose_unflushed_writes_a_poisoned_log_lost_is_not_served_again",
+            "server",
+            "rescue_log::a_disk_whose_unflushed_writes_a_poisoned_log_lost_is_not_served_again",
         ),
         words: &["right: \"hold-ended\""],
     },
@@ -327,8 +330,8 @@ const CANARIES: [Canary; 35] = [
         name: "fork_mixes_histories",
         what: "a fork of a lost tail lies over what another host wrote later",
         judge: Detector::Here(
-            "rescue",
-            "a_fork_never_mixes_two_histories_and_offers_the_tail_alone_where_the_store_has_merged_them",
+            "server",
+            "rescue::a_fork_never_mixes_two_histories_and_offers_the_tail_alone_where_the_store_has_merged_them",
         ),
         words: &["[\"rescue\", \"fork\", \"demo\", \"saved\"]"],
     },
@@ -336,8 +339,8 @@ const CANARIES: [Canary; 35] = [
         name: "heap_of_the_moment",
         what: "the server asks for memory while it is what frees memory",
         judge: Detector::Test(
-            "guest_swap",
-            "swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short",
+            "guest_server",
+            "guest_swap::swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short",
         ),
         words: &["memory on a disk of this host"],
     },
@@ -345,8 +348,8 @@ const CANARIES: [Canary; 35] = [
         name: "trust_the_name_of_a_disk",
         what: "attach prints a path at which something else stands",
         judge: Detector::Test(
-            "guest_promises",
-            "what_attach_prints_is_the_disk_though_a_file_had_its_name",
+            "guest_server",
+            "guest_promises::what_attach_prints_is_the_disk_though_a_file_had_its_name",
         ),
         words: &["is not on the volume"],
     },
@@ -429,9 +432,10 @@ fn command(kernel: &str, canary: &Canary, programs: &[TestProgram]) -> Result<Co
         }
         Detector::Test(name, test) => {
             let program = find(name)?;
+            let file = test.split("::").next().unwrap_or(test);
             command.args(["vm", "--kernel", kernel, "--deadline", "1800"]);
             command
-                .args(test::memory_arguments(name))
+                .args(test::memory_arguments(file))
                 .args(["--", "env"]);
             command
                 .arg(planted)
@@ -510,9 +514,13 @@ mod tests {
             else {
                 continue;
             };
-            let path = workspace::root().join(format!("crates/firn/tests/{program}.rs"));
+            let (file, function) = match test.split_once("::") {
+                Some((module, function)) => (format!("{program}/{module}"), function),
+                None => (program.to_owned(), test),
+            };
+            let path = workspace::root().join(format!("crates/firn/tests/{file}.rs"));
             let text = std::fs::read_to_string(path).unwrap();
-            assert!(text.contains(&format!("fn {test}()")), "{test}");
+            assert!(text.contains(&format!("fn {function}()")), "{test}");
         }
     }
 }

@@ -72,7 +72,7 @@
 //! A lossy session ends with its connection. It is what Ceph grants its clients.
 //!
 //! The side that opened a session reconnects it; the accepting side keeps it for
-//! [`Config::reattach_timeout`]. Each promise has a test of that name in `tests/sessions.rs`.
+//! [`Config::reattach_timeout`]. Each promise has a test of that name in `tests/peers/sessions.rs`.
 //!
 //! # How it is built
 //!

@@ -1,9 +1,9 @@
 //! The step `ublk-guest`: test programs that need ublk, run under real kernels.
 //!
-//! They are ordinary test programs, `crates/{ublk,firn}/tests/guest_*.rs`, built here and run in guests,
-//! all of them in one boot per kernel and one test at a time, for what they test is the kernel's
-//! and there is one. On this machine itself they are not run: it rarely has ublk, and where it has,
-//! its devices are not theirs.
+//! They are two ordinary test programs, `crates/ublk/tests/guest_driver` and `crates/firn/tests/guest_server`, built
+//! here and run in guests, each of their files in a process of its own and all of them in one boot per kernel, one
+//! test at a time, for what they test is the kernel's and there is one. On this machine itself they are not run: it
+//! rarely has ublk, and where it has, its devices are not theirs. What is called a program below is such a file.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,8 +16,11 @@ use crate::{Failure, process, workspace};
 /// How the names of test programs begin that are for guests only.
 pub(super) const PREFIX: &str = "guest_";
 
-/// Where they are.
-const PROGRAM_FOLDERS: [&str; 2] = ["crates/ublk/tests", "crates/firn/tests"];
+/// Where they are: cargo calls a folder's program as the folder is called.
+const PROGRAM_FOLDERS: [&str; 2] = [
+    "crates/ublk/tests/guest_driver",
+    "crates/firn/tests/guest_server",
+];
 
 /// The servers that they drive.
 const EXAMPLES: &str = "crates/ublk/examples";
@@ -54,13 +57,13 @@ const LONG_PROGRAMS: [(&str, u64); 19] = [
 /// next ones take under emulation differs by a factor of four from run to run.
 const CI_LONG_TESTS: [(&str, &[&str]); 1] = [(
     "guest_modes",
-    &["zero_copy::requests_of_every_kind_and_shape_do_what_they_say"],
+    &["guest_modes::zero_copy::requests_of_every_kind_and_shape_do_what_they_say"],
 )];
 
 /// The variable that says how much of the table is run: `smoke`, `all`, or unset for what CI runs.
 const TABLE: &str = "FIRN_UBLK_TABLE";
 
-/// Runs what is named to it, in each argument a program and the tests of it that are wanted, a line
+/// Runs what is named to it, in each argument a path, a file's name and the tests of it that are wanted, a line
 /// each, or all of them; ends with the last bad status.
 const GUEST_SCRIPT: &str = r#"modprobe ublk_drv || exit 1
 modprobe -qa loop dm-delay dm-flakey dm-log-writes
@@ -70,10 +73,9 @@ IFS='
 '
 for lines; do
   set -- $lines
-  program=$1; shift
-  name=${program##*/}
-  echo "     Running tests/${name%-*}.rs ($program)"
-  [ $# -eq 0 ] || set -- --exact "$@"
+  program=$1 file=$2; shift 2
+  echo "     Running tests/$file.rs ($program)"
+  if [ $# -eq 0 ]; then set -- "$file::"; else set -- --exact "$@"; fi
   "$program" --test-threads=1 --show-output --color=never "$@" || worst=$?
 done
 exit $worst"#;
@@ -243,16 +245,19 @@ fn guest_command(programs: &[TestProgram], boot: Boot) -> Result<Command, Failur
         .args(["--", "env", &format!("{TABLE}={table}")])
         .args(["sh", "-c", GUEST_SCRIPT, "guest"]);
     for program in programs {
-        if boot.has_all_of(&program.name) {
-            command.arg(&program.path);
+        let tests: &[&str] = if boot.has_all_of(&program.name) {
+            &[]
         } else if let Some(tests) = boot.selected_tests(&program.name) {
-            let mut lines = program.path.as_os_str().to_owned();
-            for test in tests {
-                lines.push("\n");
-                lines.push(test);
-            }
-            command.arg(lines);
+            tests
+        } else {
+            continue;
+        };
+        let mut lines = program.path.as_os_str().to_owned();
+        for line in std::iter::once(program.name.as_str()).chain(tests.iter().copied()) {
+            lines.push("\n");
+            lines.push(line);
         }
+        command.arg(lines);
     }
     command.current_dir(workspace::root());
     Ok(command)
@@ -272,7 +277,18 @@ fn build(boots: &[Boot], only: &[String]) -> Result<Vec<TestProgram>, Failure> {
         }
         process::run(&mut command)?;
     }
-    let mut programs = build_tests(&names)?;
+    let mut programs = Vec::new();
+    for folder in PROGRAM_FOLDERS.map(Path::new) {
+        let mut wanted = guest_programs(&workspace::root().join(folder));
+        wanted.retain(|name| names.contains(name));
+        if wanted.is_empty() {
+            continue;
+        }
+        let folder = folder.file_name().unwrap_or_default().to_string_lossy();
+        for built in build_tests(&[folder.into_owned()])? {
+            programs.extend(wanted.iter().map(|name| built.for_file(name)));
+        }
+    }
     // The smoke test says first whether anything can work.
     programs.sort_by_key(|program| (program.name != SMOKE_PROGRAMS[0], program.name.clone()));
     Ok(programs)
@@ -304,11 +320,14 @@ mod tests {
             let ran = said.lines().filter(|line| line.starts_with("--"));
             (ran.map(str::to_owned).collect(), output.status.success())
         };
-        let (ran, passed): (Vec<_>, _) = run(&["/bin/echo", "/bin/echo\none\ntwo"]);
+        let (ran, passed): (Vec<_>, _) = run(&["/bin/echo\nx", "/bin/echo\nx\none\ntwo"]);
         let all = "--test-threads=1 --show-output --color=never";
-        assert_eq!(ran, [all, &format!("{all} --exact one two")]);
+        assert_eq!(
+            ran,
+            [format!("{all} x::"), format!("{all} --exact one two")]
+        );
         assert!(passed);
-        let (_, passed): (Vec<_>, _) = run(&["/bin/false\none", "/bin/echo"]);
+        let (_, passed): (Vec<_>, _) = run(&["/bin/false\nx\none", "/bin/echo\nx"]);
         assert!(!passed);
     }
 
@@ -319,7 +338,7 @@ mod tests {
                 LONG_PROGRAMS.iter().any(|(long, _)| *long == program),
                 "{program}"
             );
-            let path = format!("crates/firn/tests/{program}.rs");
+            let path = format!("crates/firn/tests/guest_server/{program}.rs");
             let text = std::fs::read_to_string(workspace::root().join(path)).unwrap();
             for test in tests {
                 let name = test.rsplit("::").next().unwrap();
@@ -398,13 +417,16 @@ mod tests {
         let ends = |boot, last: &str| arguments(boot).last().is_some_and(|word| word == last);
         assert!(ends(
             Boot::new("real-time", "smoke", 1),
-            "/deps/guest_smoke-1"
+            "/deps/guest_smoke-1\nguest_smoke"
         ));
-        assert!(ends(Boot::new("recent", "", 1), "/deps/guest_control-1"));
+        assert!(ends(
+            Boot::new("recent", "", 1),
+            "/deps/guest_control-1\nguest_control"
+        ));
         let alone = Boot {
             program: Some("guest_scenarios"),
             ..Boot::new("real-time", "all", 1)
         };
-        assert!(ends(alone, "/deps/guest_scenarios-1"));
+        assert!(ends(alone, "/deps/guest_scenarios-1\nguest_scenarios"));
     }
 }

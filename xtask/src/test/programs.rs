@@ -33,6 +33,16 @@ pub(crate) struct TestProgram {
     is_integration: bool,
 }
 
+impl TestProgram {
+    /// The same, of which one file is meant.
+    pub(super) fn for_file(&self, name: &str) -> TestProgram {
+        TestProgram {
+            name: name.to_owned(),
+            ..self.clone()
+        }
+    }
+}
+
 #[cfg(test)]
 impl TestProgram {
     /// `/deps/NAME-1`, which is not there.

@@ -513,7 +513,7 @@ mod tests {
     fn the_crates_own_tests_run_without_those_that_need_a_server() {
         let names = crate_tests();
         let has = |name: &str| names.iter().any(|there| there == name);
-        assert!(has("probe") && has("fence"), "{names:?}");
+        assert!(has("stores") && has("fence"), "{names:?}");
         for absent in ["minio", "server_contract"] {
             let program = workspace::root().join(format!("crates/store/tests/{absent}.rs"));
             assert!(program.is_file(), "{absent} has another name now");

@@ -1,0 +1,35 @@
+//! Tests of the shipped binary: one program, a file for each thing that it promises. Beside this folder are programs
+//! of their own: what guests run (`guest_server`), what asks real stores, what has rounds, and what changes the limits
+//! of its own process.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod access;
+mod api;
+mod bad_input;
+mod branches;
+mod command_line;
+mod deleted_volumes;
+mod foreign_clients;
+mod full_disk;
+mod gc;
+mod health;
+mod images;
+mod increments;
+mod latency;
+mod network_store;
+mod page;
+mod removed_objects;
+mod rescue;
+mod rescue_log;
+mod serve;
+mod small_machines;
+mod store_check;
+mod store_faults;
+mod store_rebuild;
+mod terminal;
+mod upgrade;
+mod waiting;

@@ -1,0 +1,56 @@
+//! A real server over a store that fails as planned: what is told, and what comes back by itself.
+
+use std::fs;
+
+use crate::common::{Server, World, eventually, message};
+
+#[test]
+fn planned_store_faults_are_loud_counted_and_never_there_unasked() {
+    let world = World::new();
+    let help = String::from_utf8(world.firn(&["serve", "--help"]).stdout).unwrap();
+    assert!(!help.contains("planned"), "{help}");
+    fs::write(
+        world.path("firn.toml"),
+        "planned-store-faults = \"refuse=1\"",
+    )
+    .unwrap();
+    let output = world.firn(&["serve", "--config", "firn.toml"]);
+    assert_eq!(output.status.code(), Some(2), "{}", message(&output));
+    let metrics = |server: &Server| server.get("/metrics").1;
+    let server = world.serve("cache", &[]);
+    assert!(!metrics(&server).contains("planned"));
+    drop(server);
+    let plan = "seed=1,refuse=200,lose-answer=200,delay=1000,delay-max=1ms";
+    let server = world.serve("cache", &["--planned-store-faults", plan]);
+    for name in 0..8 {
+        // Some are refused and some answers are lost: that is the plan.
+        let name = format!("v{name}");
+        world.run(&server, &["volume", "create", &name, "--size", "1MiB"]);
+    }
+    let counted = metrics(&server);
+    for kind in ["refused", "lost_answer", "delayed"] {
+        let none = format!("firn_planned_store_faults_total{{kind=\"{kind}\"}} 0\n");
+        assert!(
+            counted.contains(kind) && !counted.contains(&none),
+            "{counted}"
+        );
+    }
+    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    assert!(said.contains("STORE FAULTS ARE PLANNED"), "{said}");
+}
+
+#[test]
+fn a_volume_is_served_however_many_requests_are_lost_while_the_server_comes_up() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let mut client = server.connect("demo");
+    client.write(0, &[7; 4096]).unwrap();
+    server.kill();
+    let plan = "seed=3,lose-request=600";
+    let server = world.serve("cache", &["--planned-store-faults", plan]);
+    eventually("the opening", || {
+        world.show(&server, "demo")["state"] == "open"
+    });
+    let mut client = server.connect("demo");
+    assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
+}

@@ -1,0 +1,502 @@
+//! `firn upgrade` on real processes: another program takes the place of a server under its clients.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::common::{Server, World, eventually, message, nbd};
+
+const VOLUME: &str = "demo=64MiB";
+const BLOCK: usize = 4096;
+
+/// Where a server can be made to pause, to stop or to fail: up to `stopped` the old program, then the new one.
+const STEPS: [&str; 8] = [
+    "checked",
+    "given",
+    "stopped",
+    "started",
+    "locked",
+    "recovered",
+    "opened",
+    "adopted",
+];
+
+fn serve(world: &World, more: &[&str], plan: Option<&str>) -> Server {
+    let api = format!("unix:{}", world.path("api.sock").display());
+    let mut args = vec!["--api", &api, "--volume", VOLUME];
+    args.extend(more);
+    world.serve_as("cache", &args, |command| {
+        if let Some(plan) = plan {
+            command.env("FIRN_HANDOVER_AT", plan);
+        }
+    })
+}
+
+/// What the server said up to now.
+fn server_log(world: &World) -> String {
+    std::fs::read_to_string(world.path("cache.stderr")).unwrap()
+}
+
+/// A command that goes on beside the test, and ends with it.
+struct Background(Child);
+
+impl Background {
+    fn upgrade(world: &World, server: &Server) -> Background {
+        Background::upgrade_within(world, server, "30s")
+    }
+
+    fn upgrade_within(world: &World, server: &Server, timeout: &str) -> Background {
+        let args = ["--api", &server.api, "upgrade", "--timeout", timeout];
+        let mut command = world.command(&args);
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+        Background(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn block(client: u64, round: u64) -> Vec<u8> {
+    let stamp = client << 56 | round;
+    stamp.to_le_bytes().repeat(BLOCK / 8)
+}
+
+/// Writes blocks of its own and reads them back over one connection until it is told to stop.
+fn write_and_verify(server: &Server, number: u64, stop: &AtomicBool, rounds: &AtomicU64) {
+    let mut client = server.connect("demo");
+    let at = |round: u64| (number * 1000 + round % 1000) * BLOCK as u64;
+    let mut round = 0;
+    while !stop.load(Ordering::SeqCst) {
+        client.write(at(round), &block(number, round)).unwrap();
+        if round.is_multiple_of(16) {
+            client.flush().unwrap();
+        }
+        let before = round.saturating_sub(round * 7 % 999 % (round + 1));
+        assert_eq!(
+            client.read(at(before), BLOCK).unwrap(),
+            block(number, before)
+        );
+        round += 1;
+        rounds.fetch_add(1, Ordering::SeqCst);
+    }
+    for old in round.saturating_sub(1000)..round {
+        assert_eq!(client.read(at(old), BLOCK).unwrap(), block(number, old));
+    }
+}
+
+#[test]
+fn clients_stay_connected_and_find_every_write_through_upgrades_in_a_row() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let pid = server.pid();
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let (server, stop, rounds) = (&server, &stop, &rounds);
+            scope.spawn(move || write_and_verify(server, number, stop, rounds));
+        }
+        let upgrades = std::panic::catch_unwind(|| {
+            for upgrade in 1..=5 {
+                let before = rounds.load(Ordering::SeqCst);
+                eventually("the clients go on", || {
+                    rounds.load(Ordering::SeqCst) > before + 100
+                });
+                assert!(
+                    world
+                        .expect_success(&server, &["upgrade"])
+                        .contains("upgraded")
+                );
+                // Each is on its way to a thread that serves it.
+                eventually(
+                    &format!("upgrade {upgrade}: all four are connected"),
+                    || world.show(&server, "demo")["nbd"]["connections"] == 4,
+                );
+            }
+        });
+        stop.store(true, Ordering::SeqCst);
+        upgrades.unwrap();
+    });
+    assert_eq!(server.pid(), pid);
+    // It stops as any server does.
+    assert!(server.stop().success());
+}
+
+#[test]
+fn an_upgrade_needs_no_store() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let mut client = server.connect("demo");
+    client.write(0, &block(1, 1)).unwrap();
+    world.swap_store_and_file();
+    world.expect_success(&server, &["upgrade"]);
+    assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1));
+    client.write(0, &block(1, 2)).unwrap();
+    world.swap_store_and_file();
+    world.expect_success(&server, &["sync", "demo", "--wait"]);
+    assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 2));
+}
+
+#[test]
+fn a_program_that_cannot_take_over_leaves_the_server_and_its_clients_as_they_are() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let mut client = server.connect("demo");
+    client.write(0, &block(1, 1)).unwrap();
+    std::fs::write(world.path("text"), "no program").unwrap();
+    for (program, why) in [
+        ("/nowhere/firn", "No such file"),
+        ("/bin/true", "is it a firn"),
+        ("/bin/cat", "it said"),
+        ("text", "not a program"),
+    ] {
+        let said = world.expect_failure(&server, &["upgrade", "--program", program]);
+        assert!(said.contains(why) && said.contains("goes on"), "{said}");
+        assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1));
+    }
+    world.expect_success(&server, &["upgrade"]);
+    assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1));
+}
+
+/// Sets how many files a process may have open; None: as many as it could at its start.
+fn limit_files(pid: u32, files: Option<u64>) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap());
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let limit = rustix::process::Rlimit {
+        current: files.or(most),
+        maximum: most,
+    };
+    rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap();
+}
+
+fn open_files(pid: u32) -> u64 {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    u64::try_from(files.count()).unwrap()
+}
+
+#[test]
+fn an_upgrade_that_lacks_descriptors_is_refused_and_every_client_stays_connected() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let mut clients: Vec<_> = (0..40).map(|_| server.connect("demo")).collect();
+    let (mut refused, mut done) = (0, 0);
+    // From too few for the check of the program to as many as an upgrade takes, and more.
+    for more in (1..=48).step_by(3) {
+        limit_files(server.pid(), Some(open_files(server.pid()) + more));
+        let output = world.run(&server, &["upgrade"]);
+        limit_files(server.pid(), None);
+        let said = message(&output);
+        match output.status.success() {
+            true => done += 1,
+            false => {
+                assert!(said.contains("Too many open files"), "{more}: {said}");
+                assert!(said.contains("goes on"), "{more}: {said}");
+                refused += 1;
+            }
+        }
+        for (number, client) in clients.iter_mut().enumerate() {
+            let data = block(number as u64, more);
+            client.write(number as u64 * BLOCK as u64, &data).unwrap();
+        }
+        assert_eq!(
+            server.connect("demo").read(0, BLOCK).unwrap(),
+            block(0, more)
+        );
+    }
+    assert!(refused > 1 && done > 1, "{refused} refused, {done} done");
+    for (number, client) in clients.iter_mut().enumerate() {
+        let data = client.read(number as u64 * BLOCK as u64, BLOCK).unwrap();
+        assert_eq!(data, block(number as u64, 46));
+    }
+}
+
+#[test]
+fn clients_that_were_given_away_are_taken_back_when_the_record_cannot_be_made() {
+    let world = World::new();
+    let server = serve(&world, &[], Some("given=fail"));
+    let mut clients: Vec<_> = (0..8).map(|_| server.connect("demo")).collect();
+    for round in 0..4 {
+        let said = world.expect_failure(&server, &["upgrade"]);
+        assert!(said.contains("made to fail"), "{said}");
+        for client in &mut clients {
+            client.write(0, &block(1, round)).unwrap();
+        }
+        let mut other = server.connect("demo");
+        assert_eq!(other.read(0, BLOCK).unwrap(), block(1, round));
+    }
+}
+
+#[test]
+fn a_new_program_that_fails_panics_or_hangs_gives_its_place_back_with_all_clients() {
+    for step in ["started", "locked", "recovered", "opened"] {
+        for (action, why) in [
+            ("fail", "made to fail"),
+            ("panic", "panicked"),
+            ("pause", "did not serve within"),
+        ] {
+            let world = World::new();
+            let server = serve(&world, &[], Some(&format!("{step}={action}")));
+            let mut client = server.connect("demo");
+            client.write(0, &block(1, 1)).unwrap();
+            let said = world.expect_failure(&server, &["upgrade", "--timeout", "3s"]);
+            assert!(
+                said.contains(why) && said.contains("does not come up"),
+                "{step}={action}: {said}"
+            );
+            assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1));
+            client.write(0, &block(1, 2)).unwrap();
+            client.flush().unwrap();
+            assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), block(1, 2));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_at_any_step_of_an_upgrade_loses_nothing() {
+    for step in STEPS {
+        let world = World::new();
+        let server = serve(&world, &[], Some(&format!("{step}=pause")));
+        let mut client = server.connect("demo");
+        for at in 0..200 {
+            client.write(at * BLOCK as u64, &block(1, at)).unwrap();
+        }
+        let upgrade = Background::upgrade(&world, &server);
+        eventually("it stops at the step", || {
+            server_log(&world).contains("stopped at step")
+        });
+        if step == "checked" {
+            let refused = message(&world.run(&server, &["upgrade"]));
+            assert!(refused.contains("under way"), "{refused}");
+        }
+        server.kill();
+        drop(upgrade);
+        let server = serve(&world, &[], None);
+        let mut client = server.connect("demo");
+        for at in 0..200 {
+            assert_eq!(
+                client.read(at * BLOCK as u64, BLOCK).unwrap(),
+                block(1, at),
+                "{step}"
+            );
+        }
+    }
+}
+
+#[test]
+fn clients_of_a_snapshot_stay_connected_through_an_upgrade() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let mut client = server.connect("demo");
+    client.write(0, &block(1, 1)).unwrap();
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["attach", "demo@one", "--transport", "nbd"]);
+    client.write(0, &block(1, 2)).unwrap();
+    let mut reader = server.connect("demo@one");
+    for _ in 0..2 {
+        world.expect_success(&server, &["upgrade"]);
+        assert_eq!(reader.read(0, BLOCK).unwrap(), block(1, 1));
+        assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 2));
+    }
+}
+
+#[test]
+fn clients_that_wait_for_their_volume_stay_connected_through_a_second_upgrade() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let mut client = server.connect("demo");
+    client.write(0, &block(1, 1)).unwrap();
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["attach", "demo@one", "--transport", "nbd"]);
+    let mut reader = server.connect("demo@one");
+    client.write(0, &block(1, 2)).unwrap();
+    // Without the store the snapshot cannot be opened, and its clients wait.
+    world.swap_store_and_file();
+    for round in 3..6 {
+        world.expect_success(&server, &["upgrade"]);
+        client.write(0, &block(1, round)).unwrap();
+    }
+    world.swap_store_and_file();
+    assert_eq!(reader.read(0, BLOCK).unwrap(), block(1, 1));
+    assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 5));
+}
+
+/// Takes so many replies, each to a request of its own.
+fn take_replies(mut stream: &UnixStream, count: usize) {
+    let mut seen = vec![false; count];
+    for taken in 0..count {
+        let mut reply = [0; 16];
+        if let Err(error) = stream.read_exact(&mut reply) {
+            panic!("{taken} of {count} requests were answered: {error}");
+        }
+        assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+        let handle = u64::from_be_bytes(reply[8..].try_into().unwrap());
+        let before = std::mem::replace(&mut seen[handle as usize], true);
+        assert!(!before, "request {handle} was answered twice");
+    }
+}
+
+#[test]
+fn requests_that_are_sent_without_waiting_are_answered_once_through_upgrades() {
+    const REQUESTS: usize = 20_000;
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let client = server.connect("demo");
+    let stream = client.stream();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let at = |request: usize| (request % 8000 * BLOCK) as u64;
+    std::thread::scope(|scope| {
+        let mut sender = client.stream();
+        let sent = scope.spawn(move || {
+            for request in 0..REQUESTS {
+                let data = block(1, request as u64);
+                // Cut at odd bytes: what a server has received of it goes along.
+                let bytes = nbd::Client::write_request(request as u64, at(request), &data);
+                let (one, other) = bytes.split_at(request * 31 % bytes.len());
+                sender
+                    .write_all(one)
+                    .and_then(|()| sender.write_all(other))?;
+            }
+            Ok::<_, std::io::Error>(())
+        });
+        let taken = scope.spawn(|| take_replies(&stream, REQUESTS));
+        let mut upgrades = 0;
+        while !taken.is_finished() && upgrades < 8 {
+            world.expect_success(&server, &["upgrade"]);
+            upgrades += 1;
+        }
+        taken.join().unwrap();
+        sent.join().unwrap().unwrap();
+        assert!(upgrades > 1, "{upgrades}: too few to mean anything");
+    });
+    let mut client = server.connect("demo");
+    for request in (REQUESTS - 8000..REQUESTS).step_by(97) {
+        let found = client.read(at(request), BLOCK).unwrap();
+        assert_eq!(found, block(1, request as u64));
+    }
+}
+
+#[test]
+fn a_request_of_which_half_came_before_an_upgrade_is_answered_after_it() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let mut client = server.connect("demo");
+    let stream = client.stream();
+    for (handle, cut) in [1, 11, 27, 28, 29, 2000, 4123].into_iter().enumerate() {
+        let bytes = nbd::Client::write_request(0, 0, &block(1, handle as u64));
+        (&stream).write_all(&bytes[..cut]).unwrap();
+        // A payload that was begun is waited for.
+        std::thread::scope(|scope| {
+            let rest = scope.spawn(|| {
+                if cut < 28 {
+                    eventually("it is given away", || {
+                        server_log(&world)
+                            .matches("this program has taken over")
+                            .count()
+                            > handle
+                    });
+                }
+                (&stream).write_all(&bytes[cut..])
+            });
+            world.expect_success(&server, &["upgrade"]);
+            rest.join().unwrap().unwrap();
+        });
+        take_replies(&stream, 1);
+        assert_eq!(client.read(0, BLOCK).unwrap(), block(1, handle as u64));
+    }
+}
+
+#[test]
+fn a_program_that_serves_is_not_given_up_when_its_time_is_over() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let mut client = server.connect("demo");
+    world.expect_success(&server, &["upgrade", "--timeout", "2s"]);
+    let until = std::time::Instant::now() + Duration::from_millis(2500);
+    let mut round = 0;
+    while std::time::Instant::now() < until {
+        if let Err(error) = client.try_write(0, &block(1, round)) {
+            panic!("the server that was upgraded ended: {error}");
+        }
+        round += 1;
+    }
+    assert!(!server_log(&world).contains("does not come up"));
+}
+
+/// The state of a process as the kernel names it: `T` is stopped.
+fn state(pid: u32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after_name = stat.rsplit_once(')').unwrap().1;
+    after_name.trim_start().chars().next().unwrap()
+}
+
+#[test]
+fn a_server_that_is_stopped_for_a_while_at_any_step_of_an_upgrade_goes_on_with_all_clients() {
+    // Within the time that the new program has, and beyond it.
+    for (timeout, stopped) in [("30s", 700), ("1s", 1600)] {
+        std::thread::scope(|scope| {
+            for step in STEPS {
+                scope.spawn(move || stop_at(step, timeout, Duration::from_millis(stopped)));
+            }
+        });
+    }
+}
+
+fn stop_at(step: &str, timeout: &str, stopped: Duration) {
+    let world = World::new();
+    let server = serve(&world, &[], Some(&format!("{step}=sigstop")));
+    let mut client = server.connect("demo");
+    for at in 0..100 {
+        client.write(at * BLOCK as u64, &block(1, at)).unwrap();
+    }
+    let mut upgrade = Background::upgrade_within(&world, &server, timeout);
+    eventually("it is stopped at the step", || state(server.pid()) == 'T');
+    std::thread::scope(|scope| {
+        // It is sent to a process that does not run.
+        let write = scope.spawn(|| client.try_write(0, &block(1, 1000)));
+        std::thread::sleep(stopped);
+        let pid = rustix::process::Pid::from_raw(i32::try_from(server.pid()).unwrap());
+        rustix::process::kill_process(pid.unwrap(), rustix::process::Signal::CONT).unwrap();
+        if let Err(error) = write.join().unwrap() {
+            panic!("{step}, {timeout}: {error}: {}", server_log(&world));
+        }
+    });
+    let status = upgrade.0.wait().unwrap();
+    // Beyond its time the new program may still be quicker than the one that watches over it.
+    assert!(
+        status.success() || timeout == "1s",
+        "{step}: {}",
+        server_log(&world)
+    );
+    assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1000), "{step}");
+    for at in 1..100 {
+        let found = client.read(at * BLOCK as u64, BLOCK).unwrap();
+        assert_eq!(found, block(1, at), "{step}");
+    }
+    let mut other = server.connect("demo");
+    assert_eq!(other.read(0, BLOCK).unwrap(), block(1, 1000), "{step}");
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_in_an_upgrade_ends_and_loses_nothing() {
+    let world = World::new();
+    for round in 0..8 {
+        let server = serve(&world, &[], None);
+        let mut client = server.connect("demo");
+        if round > 0 {
+            assert_eq!(client.read(0, BLOCK).unwrap(), block(1, round - 1));
+        }
+        client.write(0, &block(1, round)).unwrap();
+        let upgrade = Background::upgrade(&world, &server);
+        std::thread::sleep(Duration::from_millis(round * 40));
+        // By the signal, where the new program is not ready for it yet.
+        let _ = server.stop();
+        drop(upgrade);
+    }
+}
