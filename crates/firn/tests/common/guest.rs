@@ -155,6 +155,14 @@ impl Guest {
         });
     }
 
+    /// The end in good order of a disk, of its volume and of its server.
+    pub fn end(&self, server: Server, volume: &str) {
+        self.detach(&server, volume);
+        self.world
+            .expect_success(&server, &["volume", "delete", volume]);
+        assert!(server.stop().success());
+    }
+
     pub fn devices(&self) -> Vec<String> {
         let entries = fs::read_dir("/dev").unwrap().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -213,6 +221,14 @@ impl Mounted {
         fs::create_dir_all(at).unwrap();
         run_tool("mount", &["-t", kind, "-o", options, text(disk), text(at)]);
         Mounted(at.to_owned())
+    }
+
+    /// The files are there that [`keep_writing`] has synced.
+    pub fn has_all_of(&self, promised: &Mutex<BTreeMap<u64, usize>>) {
+        for &name in promised.lock().unwrap().keys() {
+            let found = fs::read(self.0.join(name.to_string())).unwrap();
+            assert!(found == content(name), "file {name} was synced");
+        }
     }
 }
 

@@ -97,11 +97,7 @@ fn in_flight(disk: &Path) -> u64 {
 
 /// Ends a test: the volume goes, so that the next data mode begins with none.
 fn done(guest: &Guest, server: Server) {
-    guest.detach(&server, "demo");
-    guest
-        .world
-        .expect_success(&server, &["volume", "delete", "demo"]);
-    assert!(server.stop().success());
+    guest.end(server, "demo");
 }
 
 /// ublk/001: delete a device under I/O. Here: a forced detach.

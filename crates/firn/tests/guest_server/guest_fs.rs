@@ -75,11 +75,7 @@ fn a_tree_of_files_is_the_same_after_remount_restart_and_loss_of_the_cache() {
                 "ext4" => run_tool("e2fsck", &["-f", "-n", text(&disk)]),
                 _ => run_tool("xfs_repair", &["-n", text(&disk)]),
             };
-            guest.detach(&server, "demo");
-            guest
-                .world
-                .expect_success(&server, &["volume", "delete", "demo"]);
-            assert!(server.stop().success());
+            guest.end(server, "demo");
         }
     }
 }
@@ -187,10 +183,6 @@ fn twenty_kills_below_a_mounted_file_system_are_pauses_and_never_errors() {
             promised.len()
         );
         assert_eq!(complaints(&mark), Vec::<String>::new(), "{mode}");
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }

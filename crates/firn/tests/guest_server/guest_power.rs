@@ -383,10 +383,6 @@ fn a_file_system_on_a_disk_is_whole_after_a_power_cut_and_has_what_was_synced() 
             .open(sparse_file(&file("cut"), VOLUME_MIB));
         record.replay(&image.unwrap(), record.len(), || true);
         run_tool("cmp", &[text(&file("cut")), text(&disk)]);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }

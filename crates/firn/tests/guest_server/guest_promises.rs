@@ -155,11 +155,7 @@ fn what_a_fua_write_acknowledged_survives_the_loss_of_the_rings() {
             guest.served_in(&server, "demo", mode);
         }
         drop(mapped);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }
 
@@ -189,11 +185,7 @@ fn what_a_flush_acknowledged_survives_the_loss_of_the_rings() {
             guest.served_in(&server, "demo", mode);
         }
         drop(disk);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }
 
@@ -236,11 +228,7 @@ fn what_was_zeroed_is_zeroes_at_once_after_kill_9_and_from_the_store_alone() {
         let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
         assert!(disk.read(0, MIB).unwrap() == wanted, "{mode}: the store");
         drop(disk);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }
 
@@ -289,11 +277,7 @@ fn a_server_that_ends_under_full_load_leaves_nothing_behind_and_the_next_goes_on
         oracle.read_all(&disk);
         guest.served_in(&ended, "demo", mode);
         drop(disk);
-        guest.detach(&ended, "demo");
-        guest
-            .world
-            .expect_success(&ended, &["volume", "delete", "demo"]);
-        assert!(ended.stop().success());
+        guest.end(ended, "demo");
     }
 }
 

@@ -111,11 +111,7 @@ fn in_each_mode(what: &'static str, wanted: Crowd) {
         let cold = metric(&server, "firn_store_read_bytes_total", "");
         assert!(cold > 0.0, "{mode}: nothing was ever read cold");
         guest.served_in(&server, "demo", mode);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }
 
@@ -292,11 +288,7 @@ fn flushes_seals_and_writers_of_eight_threads_never_wait_for_each_other() {
         oracle.read_all(disk);
         guest.served_in(&server, "demo", mode);
         drop(open);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }
 
@@ -351,11 +343,7 @@ fn requests_of_more_extents_than_fit_at_once_and_of_every_mixture_read_back_righ
         let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
         oracle.read_all(&disk);
         drop(disk);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }
 

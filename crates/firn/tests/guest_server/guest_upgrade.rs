@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::common::disk_oracle::{BLOCK, Direct, DiskOracle};
-use crate::common::guest::{Guest, Mounted, Stops, content, keep_writing, run_tool, text};
+use crate::common::guest::{Guest, Mounted, Stops, keep_writing, run_tool, text};
 use crate::common::watchdog::Watchdog;
 use crate::common::{Server, deadline, eventually};
 
@@ -109,15 +109,8 @@ fn a_mounted_file_system_goes_on_through_upgrades_and_is_found_clean() {
         drop(mounted);
         run_tool("e2fsck", &["-f", "-n", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
-        for &name in promised.lock().unwrap().keys() {
-            let found = fs::read(mounted.0.join(name.to_string())).unwrap();
-            assert!(found == content(name), "file {name} was synced");
-        }
+        mounted.has_all_of(&promised);
         drop(mounted);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }

@@ -217,16 +217,9 @@ fn a_mounted_file_system_sees_a_pause_and_no_error_when_its_server_is_killed_or_
         drop(mounted);
         run_tool("e2fsck", &["-f", "-n", text(&disk)]);
         let mounted = Mounted::new(&guest.world, &disk, "ext4");
-        for &name in promised.lock().unwrap().keys() {
-            let found = fs::read(mounted.0.join(name.to_string())).unwrap();
-            assert!(found == content(name), "file {name} was synced");
-        }
+        mounted.has_all_of(&promised);
         drop(mounted);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }
 
@@ -261,11 +254,7 @@ fn completed_writes_to_a_disk_survive_kill_9_unflushed() {
             assert!(found == vec![round + 1; 65_536], "{mode} {round}");
         }
         drop(disk);
-        guest.detach(&server, "demo");
-        guest
-            .world
-            .expect_success(&server, &["volume", "delete", "demo"]);
-        assert!(server.stop().success());
+        guest.end(server, "demo");
     }
 }
 
