@@ -4,16 +4,15 @@
 //! With the feature `planted` each of these tests also runs with the bug that it is there for.
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{FileId, Op};
 use volume::hostlog::record::Record;
 use volume::hostlog::stop::Stop;
 use volume::object::root::{Owner, Root};
 use volume::object::root_key;
 use volume::units::{Epoch, HostId, Lsn, VolumeId};
-use volume::{OpenError, OpenMode, TailId, Volume};
+use volume::{OpenError, Volume};
 
-use crate::support::hosts::{close, delete, hand_over, other_host, root_of, try_write};
-use crate::support::{Environment, World, with_volume};
+use crate::support::hosts::{close, delete, hand_over, open_bound, other_host, root_of, try_write};
+use crate::support::{World, with_volume};
 
 const MIB: u64 = 1 << 20;
 
@@ -286,159 +285,6 @@ fn the_first_reason_for_which_a_volume_ends_is_what_every_waiter_hears() {
     );
 }
 
-/// A host and a copy of its cache directory. After the copy was made, the host wrote ten blocks and
-/// flushed them, and was killed; then the copy wrote five and brought them to the store.
-fn host_and_copy() -> (Environment, World, Volume) {
-    let (mut a, volume) = with_volume();
-    a.write(&volume, 0, 1, 4096);
-    a.sync(&volume);
-    a.write(&volume, 8, 1, 4096);
-    a.flush(&volume);
-    let mut copy = a.env.copy();
-    for block in 2..12 {
-        a.write(&volume, block * 8, 10, 4096);
-    }
-    a.flush(&volume);
-    let mut a = a.kill();
-    copy.versions += 5000;
-    copy.objects = std::mem::take(&mut a.objects);
-    let mut b = World::start(copy);
-    let theirs = b.open("demo");
-    for block in 0..5 {
-        b.write(&theirs, block * 8, 20, 4096);
-    }
-    b.sync(&theirs);
-    (a, b, theirs)
-}
-
-/// The host of which there is a copy starts again.
-fn restarted(mut a: Environment, b: &World) -> World {
-    a.objects = b.env.objects.clone();
-    a.versions = b.env.versions + 5000;
-    World::start(a)
-}
-
-#[test]
-fn a_copied_cache_directory_never_mixes_two_histories() {
-    let (a, b, _) = host_and_copy();
-    let mut a = restarted(a, &b);
-    let refused = a.try_open("demo", false).expect_err("its copy holds it");
-    assert!(matches!(refused, OpenError::Held { .. }), "{refused}");
-    for _ in 0..2 {
-        let refused = a.try_open("demo", true);
-        let refused = refused.expect_err("its copy writes under its name");
-        assert!(
-            matches!(&refused, OpenError::HostStopped(Stop::Cloned(_))),
-            "{refused}"
-        );
-        assert!(
-            refused
-                .to_string()
-                .contains("a copy of this cache directory"),
-            "{refused}"
-        );
-    }
-    let kept = a.host.unserved_tails();
-    assert!(kept.len() == 1 && kept[0].extents > 0, "{kept:?}");
-    // A host of its own may take what the copy has stored, and nothing of the other.
-    let mut other = other_host(&mut a);
-    let volume = other.try_open("demo", true).expect("taken over");
-    for block in 0..12 {
-        let expected = if block < 5 { 20 } else { 0 };
-        assert_eq!(
-            other.read_fill(&volume, block * 8, 4096),
-            expected,
-            "{block}"
-        );
-    }
-}
-
-#[test]
-fn a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahead() {
-    let (a, mut b, theirs) = host_and_copy();
-    for round in 0..20 {
-        b.write(&theirs, 4000, round, 4096);
-    }
-    close(&mut b, &theirs);
-    let mut a = restarted(a, &b);
-    let refused = a.try_open("demo", true).expect_err("a copy has its name");
-    assert!(
-        matches!(&refused, OpenError::HostStopped(Stop::Cloned(_))),
-        "{refused}"
-    );
-    let kept = a.host.unserved_tails();
-    assert!(kept.iter().any(|tail| tail.extents > 0), "{kept:?}");
-}
-
-#[test]
-fn a_log_that_was_poisoned_before_its_first_session_knows_its_own_volumes() {
-    let env = Environment {
-        good_syncs: 2,
-        failing_syncs: 1,
-        ..Environment::default()
-    };
-    let failed = World::try_start(env, crate::support::options());
-    let (_, env) = *failed
-        .err()
-        .expect("the sync of the first checkpoint failed");
-    let mut world = World::start(env);
-    assert!(world.host.usage().poisoned);
-    world.create("demo", 64 * MIB);
-    world.open("demo");
-    let mut world = World::start(world.kill());
-    world.open("demo");
-}
-
-#[test]
-fn a_volume_opened_on_a_poisoned_log_is_its_own_though_the_log_lost_its_last_session() {
-    let mut env = World::new().kill();
-    let before = env.files[&FileId::LOG].clone();
-    // The checkpoint of this recovery is written and never durable; the next start still reads it.
-    env.failing_syncs = 1;
-    let failed = World::try_start(env, crate::support::options());
-    let (_, env) = *failed.err().expect("a sync of the recovery failed");
-    let mut world = World::start(env);
-    world.create("demo", 64 * MIB);
-    world.open("demo");
-    // Power is lost: of the log only the mark is as it was.
-    let mut env = world.kill();
-    let log = env.files.get_mut(&FileId::LOG).expect("the log");
-    log.truncate(8192);
-    log.extend_from_slice(&before[8192..]);
-    env.boot += 1;
-    env.rings.lose_all();
-    let mut world = World::start(env);
-    assert!(world.host.usage().poisoned);
-    world.open("demo");
-}
-
-#[test]
-fn a_volume_opened_on_a_poisoned_log_is_its_own_though_power_took_the_mark_that_says_so() {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let before = world.env.files[&FileId::LOG].clone();
-    // The syncs of new segments' headers, and of the mark in the superblock.
-    world.env.failing_syncs = 2;
-    world.create("other", 64 * MIB);
-    assert!(world.try_open("other", false).is_err());
-    assert!(world.host.usage().poisoned);
-    world.open("demo");
-    // What was not durable is gone, the mark too: the next start finds a good log.
-    let mut env = world.kill();
-    env.files.insert(FileId::LOG, before);
-    env.boot += 1;
-    env.rings.lose_all();
-    let mut world = World::start(env);
-    assert!(!world.report.poisoned);
-    let volume = world.open("demo");
-    world.write(&volume, 0, 1, 4096);
-    world.sync(&volume);
-    // A hold that began on a poisoned log took no write: there is nothing in it that could be mixed in.
-    let mut world = World::start(world.kill());
-    let volume = world.open("demo");
-    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
-}
-
 #[test]
 fn a_host_that_was_killed_often_still_continues_its_own_tail() {
     let (mut world, volume) = with_volume();
@@ -516,15 +362,6 @@ fn a_store_set_back_to_before_a_take_over_is_refused_as_set_back_and_not_as_anot
     );
 }
 
-fn open_bound(world: &mut World, hold: TailId) -> Result<Volume, OpenError> {
-    let mode = OpenMode {
-        continues: Some(hold),
-        ..OpenMode::default()
-    };
-    let answer = world.host.open_volume("demo", mode);
-    world.wait(|_| answer.try_take())
-}
-
 #[test]
 fn a_volume_that_is_to_go_on_from_a_hold_is_opened_over_no_other_history() {
     let (mut one, volume) = with_volume();
@@ -560,31 +397,6 @@ fn a_volume_that_is_to_go_on_from_a_hold_is_opened_over_no_other_history() {
     assert_eq!(one.read_fill(&volume, 8, 4096), 2);
 }
 
-#[test]
-fn a_volume_that_a_poisoned_log_gives_back_again_and_again_goes_on_from_the_same_hold() {
-    let (mut one, volume) = with_volume();
-    one.write(&volume, 0, 1, 4096);
-    one.flush(&volume);
-    one.env.failing_syncs = 1;
-    one.write(&volume, 0, 2, 4096);
-    assert!(one.request(&volume, Op::Flush, &mut []).is_err());
-    let hold = volume.hold();
-    let mut one = World::start(one.kill());
-    for _ in 0..3 {
-        assert!(one.report.poisoned);
-        let volume = one.open("demo");
-        assert_eq!(volume.hold(), hold);
-        close(&mut one, &volume);
-        // It cannot record that it has: the next start finds the tail again.
-        one = World::start(one.kill());
-    }
-    assert!(one.host.unserved_tails().iter().all(|tail| !tail.rescue));
-    // A new log, which has nothing of the volume.
-    let mut two = other_host(&mut one);
-    let volume = open_bound(&mut two, hold).expect("given back, and opened by nobody since");
-    assert_eq!(two.read_fill(&volume, 0, 4096), 1);
-}
-
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -594,24 +406,12 @@ fn each_planted_bug_is_seen_by_its_test() {
             a_volume_deleted_and_created_anew_elsewhere_takes_no_commit_of_its_former_host,
         ),
         (
-            "copy_continues_the_tail",
-            a_copied_cache_directory_never_mixes_two_histories,
-        ),
-        (
-            "copy_is_not_looked_for",
-            a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahead,
-        ),
-        (
             "close_ends_nothing",
             a_volume_that_is_closed_ends_its_epoch_in_the_hosts_log_first,
         ),
         (
             "one_damaged_read_is_believed",
             a_read_that_was_damaged_on_its_way_stops_no_host,
-        ),
-        (
-            "lost_mark_makes_a_copy",
-            a_volume_opened_on_a_poisoned_log_is_its_own_though_power_took_the_mark_that_says_so,
         ),
         (
             "first_reason_is_forgotten",

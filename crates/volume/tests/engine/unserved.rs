@@ -8,37 +8,13 @@ use blkmq::io::Op;
 use volume::{OpenError, OpenMode, Volume};
 
 use crate::support::hosts::{close, hand_over, other_host, root_of, try_write};
+use crate::support::unchecked::{killed, other_host_on, restarted, serve};
 use crate::support::{Environment, World};
 
 const MIB: u64 = 1 << 20;
 
 /// Requests of a start and an open, and some more.
 const STEPS: usize = 60;
-
-fn serve(world: &mut World) -> Result<Volume, OpenError> {
-    let answer = world.host.open_unchecked("demo", OpenMode::default());
-    world.wait(|_| answer.try_take())
-}
-
-/// What is left of a host that was killed: block 0 is stored, block 1 was never flushed.
-fn killed() -> Environment {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    world.write(&volume, 0, 1, 4096);
-    world.sync(&volume);
-    world.flush(&volume);
-    world.pass(10);
-    world.write(&volume, 8, 2, 4096);
-    world.kill()
-}
-
-/// The host's next start, with the store away.
-fn restarted(env: Environment) -> World {
-    let mut world = World::start(env);
-    world.env.outage = true;
-    world
-}
 
 /// The same, with the store there.
 fn restarted_beside_the_store(mut env: Environment) -> World {
@@ -130,11 +106,7 @@ fn a_volume_that_a_start_did_not_get_to_stays_so_over_the_checkpoints_of_others(
 fn what_another_host_has_ends() {
     for dies_after in 0..STEPS {
         let mut env = killed();
-        let mut other = World::start(Environment {
-            versions: env.versions + 5000,
-            objects: std::mem::take(&mut env.objects),
-            ..Environment::default()
-        });
+        let mut other = other_host_on(&mut env);
         let theirs = other.try_open("demo", true).expect("taken over");
         other.write(&theirs, 8, 9, 4096);
         other.sync(&theirs);

@@ -2,11 +2,13 @@
 
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
-use volume::Volume;
 use volume::object::root::Root;
 use volume::object::root_key;
+use volume::{OpenError, OpenMode, TailId, Volume};
 
 use super::{Environment, World};
+
+const MIB: u64 = 1 << 20;
 
 /// The one store is now seen by `to`.
 pub(crate) fn hand_over(from: &mut World, to: &mut World) {
@@ -64,4 +66,30 @@ pub(crate) fn try_write(world: &mut World, volume: &Volume) -> Result<(), ErrorK
 pub(crate) fn root_of(env: &Environment, name: &str) -> Root {
     let (bytes, _) = &env.objects[&root_key(name)];
     Root::decode(bytes).expect("a root")
+}
+
+/// A host with two volumes; both have something in the store, and `other` is closed.
+pub(crate) fn with_closed_volume() -> (World, Volume) {
+    let mut world = World::new();
+    for name in ["demo", "other"] {
+        world.create(name, 64 * MIB);
+        let volume = world.open(name);
+        world.write(&volume, 0, 1, 4096);
+        world.sync(&volume);
+        let answer = world.host.close_volume(&volume);
+        world.wait(|_| answer.try_take()).expect("closed");
+    }
+    let volume = world.open("demo");
+    world.write(&volume, 0, 2, 4096);
+    world.sync(&volume);
+    (world, volume)
+}
+
+pub(crate) fn open_bound(world: &mut World, hold: TailId) -> Result<Volume, OpenError> {
+    let mode = OpenMode {
+        continues: Some(hold),
+        ..OpenMode::default()
+    };
+    let answer = world.host.open_volume("demo", mode);
+    world.wait(|_| answer.try_take())
 }

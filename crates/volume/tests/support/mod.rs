@@ -9,9 +9,11 @@ mod environment;
 pub(crate) mod hosts;
 pub(crate) mod points;
 pub(crate) mod rebuilds;
+pub(crate) mod rebuilt;
 mod requests;
 mod rings;
 mod store;
+pub(crate) mod unchecked;
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
