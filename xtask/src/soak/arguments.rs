@@ -10,6 +10,16 @@ use crate::vm;
 
 pub(super) const MIB: u64 = 1 << 20;
 
+/// Where a soak's volumes live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum StoreKind {
+    /// A directory on the scratch disk
+    #[default]
+    Directory,
+    /// MinIO beside the server, killed and suspended too
+    Minio,
+}
+
 /// Arguments of `cargo xtask soak`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -40,7 +50,10 @@ pub(crate) struct Arguments {
     /// MiB of each disk; more in all than log and cache hold, unless told
     #[arg(long)]
     pub(super) span: Option<u64>,
-    /// A store without planned faults
+    /// Where the volumes live
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) store: StoreKind,
+    /// A store without planned faults, and not disturbed
     #[arg(long)]
     pub(super) no_faults: bool,
     /// Instead of using disks: what so many idle ones cost, a row each, as in 16,64,256
@@ -55,9 +68,12 @@ pub(crate) struct Arguments {
     /// A bug planted in the server, which must have been built with planted bugs
     #[arg(long, hide = true)]
     pub(super) canary: Option<String>,
-    /// The guest's memory
-    #[arg(long, default_value = "2G")]
-    pub(super) memory: String,
+    /// The guest's memory; 2G unless told, 3G with MinIO
+    #[arg(long)]
+    pub(super) memory: Option<String>,
+    /// MinIO's program
+    #[arg(long, hide = true)]
+    pub(super) minio: Option<PathBuf>,
     /// Already in the guest
     #[arg(long, hide = true)]
     pub(super) inside: bool,
@@ -78,6 +94,14 @@ impl Arguments {
             Some(kernel) => kernel,
             None if vm::has_user_mode() => "uml",
             None => "recent",
+        }
+    }
+
+    pub(super) fn memory(&self) -> &str {
+        match (&self.memory, self.store) {
+            (Some(memory), _) => memory,
+            (None, StoreKind::Directory) => "2G",
+            (None, StoreKind::Minio) => "3G",
         }
     }
 

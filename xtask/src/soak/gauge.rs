@@ -204,6 +204,8 @@ impl Gauge {
             stops,
             kills,
             detaches,
+            store_kills,
+            store_suspensions,
             late_recoveries,
         } = &world.tally;
         let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -241,6 +243,7 @@ impl Gauge {
             "zeroings": of(zeroings), "discards": of(discards),
             "longer_than_a_second": of(slow),
             "stops": of(stops), "kills": of(kills), "detaches": of(detaches),
+            "store_kills": of(store_kills), "store_suspensions": of(store_suspensions),
             "disks_back_late": of(late_recoveries),
             "uploaded_mib": self.sum("firn_store_written_bytes_total") / MIB,
             "fetched_mib": self.sum("firn_store_read_bytes_total") / MIB,

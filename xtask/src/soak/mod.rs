@@ -2,12 +2,13 @@
 //!
 //! The program runs itself a second time in a guest, where the disks are. There `work` sends
 //! requests, `device` and the oracle judge every sector that is read, `operator` restarts and kills
-//! the server, the store fails on purpose, `gauge` records figures, and `watchdog` reports what hangs.
+//! the server, the store fails on purpose, `object_store` is one that is killed too, `gauge` records figures, and `watchdog` reports what hangs.
 //! Reading order: `arguments`, `phases`, `work`, `device`, `operator`.
 
 mod arguments;
 mod device;
 mod gauge;
+mod object_store;
 mod operator;
 mod phases;
 mod scale;
@@ -18,14 +19,16 @@ mod world;
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
 
-use crate::{Failure, lane, process, workspace};
+use crate::{Failure, lane, minio, process, workspace};
 pub(crate) use arguments::Arguments;
-use arguments::MIB;
+use arguments::{MIB, StoreKind};
 use gauge::Gauge;
+use object_store::ObjectStore;
 use server::Setup;
 use world::World;
 
@@ -33,6 +36,9 @@ use world::World;
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if arguments.devices == 0 || arguments.threads < 2 || arguments.rate <= 0.0 {
         return Err("a soak has at least one device, two threads on it, and a rate".into());
+    }
+    if !arguments.scale.is_empty() && arguments.store != StoreKind::Directory {
+        return Err("what idle disks cost is measured with a directory".into());
     }
     if arguments.inside {
         run_in_guest(arguments).map(|()| ExitCode::SUCCESS)
@@ -95,7 +101,7 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
         scale::limit(&arguments.scale)
     };
     let mut guest = Command::new(&myself);
-    guest.args(["vm", "--kernel", kernel, "--memory", &arguments.memory]);
+    guest.args(["vm", "--kernel", kernel, "--memory", arguments.memory()]);
     guest.args(["--deadline", &deadline.as_secs().to_string()]);
     guest.args([
         "--scratch",
@@ -116,6 +122,10 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
         ("--span", arguments.span_mib().to_string()),
     ] {
         guest.args([name, &value]);
+    }
+    if arguments.store == StoreKind::Minio {
+        guest.args(["--store", "minio", "--minio"]);
+        guest.arg(minio::build()?);
     }
     if let Some(canary) = &arguments.canary {
         guest.args(["--canary", canary]);
@@ -152,9 +162,17 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
         )
         .into());
     }
+    let store = match arguments.store {
+        StoreKind::Directory => None,
+        StoreKind::Minio => {
+            let program = arguments.minio.as_ref().ok_or("no --minio")?;
+            Some(Arc::new(ObjectStore::start(program, &dir)?))
+        }
+    };
     let setup = Setup {
         program: arguments.program.clone().ok_or("no --program")?,
         dir,
+        store,
         faults: if arguments.scale.is_empty() {
             arguments.faults()
         } else {
@@ -173,8 +191,22 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
             arguments.json,
         );
     }
+    print_plan(arguments, &setup);
+    let world = World::new();
+    let gauge = Gauge::new(arguments.devices);
+    if let Err(error) = phases::soak(arguments, &setup, &world, &gauge) {
+        world.fail(error.to_string());
+    }
+    gauge.judge(&world, !arguments.no_faults);
+    if setup.store.is_some() && !arguments.no_faults {
+        world.judge_store();
+    }
+    conclude(arguments, &setup, &world, &gauge)
+}
+
+fn print_plan(arguments: &Arguments, setup: &Setup) {
     println!(
-        "{} devices of {} MiB, {} threads each, {} MiB/s each, {} s, log {} MiB, cache {} MiB, data mode {}, store faults: {}",
+        "{} devices of {} MiB, {} threads each, {} MiB/s each, {} s, log {} MiB, cache {} MiB, data mode {}, store {:?}, store faults: {}",
         arguments.devices,
         arguments.span_mib(),
         arguments.threads,
@@ -183,19 +215,13 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
         setup.log_mib,
         setup.cache_mib,
         arguments.data_mode,
+        arguments.store,
         if setup.faults.is_empty() {
             "none"
         } else {
             &setup.faults
         },
     );
-    let world = World::new();
-    let gauge = Gauge::new(arguments.devices);
-    if let Err(error) = phases::soak(arguments, &setup, &world, &gauge) {
-        world.fail(error.to_string());
-    }
-    gauge.judge(&world, !arguments.no_faults);
-    conclude(arguments, &setup, &world, &gauge)
 }
 
 fn conclude(

@@ -95,6 +95,17 @@ fn use_disks(arguments: &Arguments, operator: &Operator) {
         }
         let activity = world.register_thread("operator".to_owned());
         workers.push(threads.spawn(move || operator.run(&activity, arguments.time())));
+        if let Some(store) = operator
+            .setup
+            .store
+            .as_deref()
+            .filter(|_| !arguments.no_faults)
+        {
+            let activity = world.register_thread("MinIO".to_owned());
+            workers.push(threads.spawn(move || {
+                store.disturb(world, &activity, arguments.time(), arguments.seed);
+            }));
+        }
         let over = &over;
         threads.spawn(move || watchdog::watch(operator, over));
         threads.spawn(move || measure(arguments, operator, over));

@@ -6,13 +6,15 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use ureq::http::Request;
 
-use crate::Failure;
+use super::object_store::ObjectStore;
+use crate::{Failure, minio};
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,6 +33,8 @@ pub(super) struct Setup {
     pub(super) program: PathBuf,
     /// Store and cache are below it.
     pub(super) dir: PathBuf,
+    /// The store, where it is none of the directories.
+    pub(super) store: Option<Arc<ObjectStore>>,
     /// The store faults to inject; none if empty.
     pub(super) faults: String,
     pub(super) rpo_seconds: u64,
@@ -89,7 +93,16 @@ impl Setup {
         let mut command = Command::new(&self.program);
         command.args(["serve", "--api", API, "--api-tokens", TOKENS]);
         command.args(["--rpo", &format!("{}s", self.rpo_seconds)]);
-        command.arg("--store").arg(self.dir.join("store"));
+        match &self.store {
+            Some(store) => {
+                command.args(["--store", store.url()]);
+                command.env("AWS_ACCESS_KEY_ID", minio::ACCESS_KEY);
+                command.env("AWS_SECRET_ACCESS_KEY", minio::SECRET_KEY);
+            }
+            None => {
+                command.arg("--store").arg(self.dir.join("store"));
+            }
+        }
         command.arg("--cache").arg(self.cache());
         command.arg("--ring-dir").arg(self.rings());
         command.args(["--nbd", "unix:/run/firn-soak.sock"]);

@@ -32,6 +32,9 @@ pub(super) struct Tally {
     pub(super) stops: AtomicU64,
     pub(super) kills: AtomicU64,
     pub(super) detaches: AtomicU64,
+    /// How often MinIO was killed, and suspended, for some seconds.
+    pub(super) store_kills: AtomicU64,
+    pub(super) store_suspensions: AtomicU64,
     /// Disks that a restarted server recovered only after it was ready.
     pub(super) late_recoveries: AtomicU64,
 }
@@ -108,6 +111,20 @@ impl World {
         }
         drop(failures);
         self.stop();
+    }
+
+    /// Fails if the store was not disturbed in both ways.
+    pub(super) fn judge_store(&self) {
+        let Tally {
+            store_kills,
+            store_suspensions,
+            ..
+        } = &self.tally;
+        for (what, counter) in [("killed", store_kills), ("suspended", store_suspensions)] {
+            if counter.load(Ordering::Relaxed) == 0 {
+                self.fail(format!("MinIO was never {what}: run longer"));
+            }
+        }
     }
 
     pub(super) fn failures(&self) -> Vec<String> {

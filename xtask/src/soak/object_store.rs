@@ -1,0 +1,92 @@
+//! The store of a soak that is no directory: MinIO beside the server, killed and suspended now and then.
+//!
+//! Its objects are on the scratch disk, and every MinIO that is started goes on with them. It is down for
+//! seconds each time, and runs again when the soak's requests end: what is read at the end is read from
+//! a store that answers.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use s3_testbed::{Minio, MinioConfig};
+
+use super::world::{Tally, ThreadActivity, World, lock};
+use crate::{Failure, minio};
+
+/// The shortest and the longest time that MinIO is away.
+const AWAY_MIN: Duration = Duration::from_millis(500);
+const AWAY_MAX: Duration = Duration::from_secs(20);
+
+/// A MinIO, its bucket and its objects.
+#[derive(Debug)]
+pub(super) struct ObjectStore {
+    minio: Mutex<Minio>,
+    url: String,
+}
+
+impl ObjectStore {
+    /// Starts one with its objects below `dir`.
+    pub(super) fn start(program: &Path, dir: &Path) -> Result<ObjectStore, Failure> {
+        let minio = Minio::start(MinioConfig {
+            program: program.to_owned(),
+            access_key: minio::ACCESS_KEY.to_owned(),
+            secret_key: minio::SECRET_KEY.to_owned(),
+            data: Some(dir.join("objects")),
+        })?;
+        Ok(ObjectStore {
+            url: minio.url(),
+            minio: Mutex::new(minio),
+        })
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Kills it and suspends it by turns until the soak ends.
+    pub(super) fn disturb(
+        &self,
+        world: &World,
+        activity: &ThreadActivity,
+        total: Duration,
+        seed: u64,
+    ) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let between = (total / 12).clamp(Duration::from_secs(3), Duration::from_secs(100));
+        let longest = (between / 4).clamp(AWAY_MIN, AWAY_MAX);
+        // Its own: what takes long here is not a request of a disk.
+        let own = Tally::default();
+        for turn in 0.. {
+            world.sleep(between.mul_f64(0.5 + random.f64()));
+            if world.stopped() {
+                return;
+            }
+            let away = AWAY_MIN + longest.saturating_sub(AWAY_MIN).mul_f64(random.f64());
+            let is_kill = turn % 2 == 0;
+            let what = || "MinIO away and back".to_owned();
+            let done = activity.track(&own, what, || match is_kill {
+                true => self.kill_for(world, away),
+                false => self.suspend_for(world, away),
+            });
+            match done {
+                Ok(()) if is_kill => Tally::add(&world.tally.store_kills, 1),
+                Ok(()) => Tally::add(&world.tally.store_suspensions, 1),
+                Err(error) => world.fail(format!("MinIO: {error}")),
+            }
+        }
+    }
+
+    fn kill_for(&self, world: &World, away: Duration) -> std::io::Result<()> {
+        let mut minio = lock(&self.minio);
+        minio.kill();
+        world.sleep(away);
+        minio.restart()
+    }
+
+    fn suspend_for(&self, world: &World, away: Duration) -> std::io::Result<()> {
+        let minio = lock(&self.minio);
+        minio.suspend()?;
+        world.sleep(away);
+        minio.resume()
+    }
+}
