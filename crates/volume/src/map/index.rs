@@ -12,9 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::cache::blocks::{BlockCache, BlockKind, BlockTarget};
-use crate::map::{ExtentMap, SectorRun};
+use crate::map::ExtentMap;
+use crate::map::delta::Delta;
 use crate::object::node::Node;
-use crate::object::pack::{Chunk, ChunkPart, Codec, Item};
+use crate::object::pack::{Chunk, Codec};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use crate::units::Span;
 
@@ -22,25 +23,6 @@ use crate::units::Span;
 pub(crate) const NODE_SECTORS: u64 = NODE_PAGES * PAGE_SECTORS;
 /// Extents that one delta takes out of the top layer under the volume's lock, at most.
 const HIDDEN_MAX: usize = 4096;
-
-/// What a delta says about some sectors: zeroes hide the base pages too.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Delta {
-    Part(ChunkPart),
-    Zeroes,
-    /// Of a pack whose footer cannot be read: what it has of these sectors is not known.
-    Lost,
-}
-
-impl SectorRun for Delta {
-    fn skip(&self, sectors: u64) -> Delta {
-        match self {
-            Delta::Part(part) => Delta::Part(part.skip(sectors)),
-            Delta::Zeroes => Delta::Zeroes,
-            Delta::Lost => Delta::Lost,
-        }
-    }
-}
 
 /// What the index knows about some sectors.
 #[derive(Debug)]
@@ -86,20 +68,6 @@ pub(crate) struct Index {
     pub(crate) listed: usize,
     /// How many of those a fold has left there, because it cannot fold them.
     kept: usize,
-}
-
-/// The extent of the volume's own address space that a pack's item stands for.
-pub(crate) fn delta_of(item: &Item) -> (Span, Delta) {
-    match item {
-        Item::Chunk(chunk) => {
-            let part = ChunkPart {
-                chunk: Arc::new(chunk.clone()),
-                skip: 0,
-            };
-            (chunk.span, Delta::Part(part))
-        }
-        Item::Zeroes { span, .. } => (*span, Delta::Zeroes),
-    }
 }
 
 /// Walks `span` through layers, the newest of which is the last, gaps included.
@@ -228,7 +196,10 @@ impl Index {
             return visit(span, IndexEntry::Unknown);
         }
         let mut found = |part: Span, delta: Option<&Delta>| match delta {
-            Some(Delta::Part(found)) => visit(part, IndexEntry::of(&found.chunk, found.skip)),
+            Some(Delta::Part(found)) => {
+                let chunk = found.chunk(part.start);
+                visit(part, IndexEntry::of(&chunk, found.skip))
+            }
             Some(Delta::Zeroes) => visit(part, IndexEntry::Hole),
             Some(Delta::Lost) => visit(part, IndexEntry::Damaged),
             None => self.lookup_base(part, blocks, visit),

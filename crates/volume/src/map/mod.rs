@@ -4,6 +4,7 @@
 //! frozen layers on their way to the store, clean log extents that the store has too, and below
 //! them (owned by `index`) the store itself.
 
+pub(crate) mod delta;
 pub(crate) mod index;
 mod invariants;
 pub(crate) mod layers;

@@ -56,7 +56,6 @@ use super::sessions::decode_session;
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::hostlog::names::SessionName;
-use crate::map::SectorRun;
 use crate::units::{Epoch, Lsn, Span, VolumeId, VolumeSize};
 
 pub(super) const MAGIC: [u8; 8] = *b"FIRNPACK";
@@ -210,26 +209,6 @@ impl Chunk {
             Ok(content)
         } else {
             Err(FormatError::Corrupt("a chunk has the wrong length"))
-        }
-    }
-}
-
-/// Part of a chunk, from `skip` sectors on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChunkPart {
-    /// The chunk, shared by all its parts.
-    pub chunk: Arc<Chunk>,
-    /// Sectors of the chunk before this part.
-    pub skip: u32,
-}
-
-impl SectorRun for ChunkPart {
-    fn skip(&self, sectors: u64) -> ChunkPart {
-        let skip = u64::from(self.skip) + sectors;
-        let skip = u32::try_from(skip).expect("a part lies within its chunk of u32 bytes");
-        ChunkPart {
-            chunk: Arc::clone(&self.chunk),
-            skip,
         }
     }
 }

@@ -14,7 +14,8 @@ use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::jobs::join_all;
-use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
+use crate::map::delta::Delta;
+use crate::map::index::{DeltaMap, NODE_SECTORS, walk_layers};
 use crate::object::FormatError;
 use crate::object::node::{Node, encode_node};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, PageBuilder, encode_page};
@@ -342,7 +343,7 @@ fn merge_page(
 ) -> Result<Page, FormatError> {
     let mut page = PageBuilder::new(number);
     walk_layers(layers, page_span(number), &mut |part, delta| match delta {
-        Some(Delta::Part(found)) => page.push(part, &found.chunk, found.skip),
+        Some(Delta::Part(found)) => page.push(part, &found.chunk(part.start), found.skip),
         Some(Delta::Zeroes) => {}
         Some(Delta::Lost) => debug_assert!(false, "nothing is folded over what is lost"),
         None => {
@@ -366,9 +367,10 @@ mod tests {
     use super::*;
     use crate::cache::blocks::BlockCache;
     use crate::hostlog::names::SessionName;
+    use crate::map::delta::DeltaSource;
     use crate::map::index::{Index, IndexEntry};
     use crate::object::ObjectId;
-    use crate::object::pack::{Chunk, ChunkPart, Codec};
+    use crate::object::pack::{Chunk, Codec, Item};
     use crate::units::{Lsn, VolumeId};
 
     /// Sectors around the borders of the first three pages, and of the second node.
@@ -385,8 +387,7 @@ mod tests {
             codec: Codec::Plain,
             checksum: 0,
         };
-        let chunk = Arc::new(chunk);
-        Delta::Part(ChunkPart { chunk, skip: 0 })
+        DeltaSource::default().delta_of(&Item::Chunk(chunk)).1
     }
 
     /// The session of all objects here.

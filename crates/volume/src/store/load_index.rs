@@ -7,7 +7,8 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::jobs::join_all;
 use crate::map::SectorRun;
-use crate::map::index::{Index, delta_of};
+use crate::map::delta::DeltaSource;
+use crate::map::index::Index;
 use crate::object::pack::{Item, Section, TRAILER_BYTES, decode_footer};
 use crate::object::root::{DeltaRef, Root};
 use crate::object::{FormatError, root_key};
@@ -109,7 +110,8 @@ fn pack_key(engine: &Engine, delta: &DeltaRef) -> Result<String, OpenError> {
 
 /// Applies the part of a pack that lies within the delta's window; the rest was folded.
 fn apply_window<'a>(index: &mut Index, window: Span, items: impl Iterator<Item = &'a Item>) {
-    for (span, delta) in items.map(delta_of) {
+    let mut source = DeltaSource::default();
+    for (span, delta) in items.map(|item| source.delta_of(item)) {
         let part = span.intersect(window);
         if !part.is_empty() {
             index.apply_delta(part, delta.skip(part.start - span.start));

@@ -22,7 +22,7 @@ use crate::hostlog::record::{NamedObject, RecordPack, RecordSlice};
 use crate::jobs::AnswerSender;
 use crate::log::frame::Record;
 use crate::log::ring::TailId;
-use crate::map::index::delta_of;
+use crate::map::delta::DeltaSource;
 use crate::map::layers::{CleanExtent, DirtyExtent};
 use crate::object::pack::Item;
 use crate::object::root::DeltaRef;
@@ -417,11 +417,12 @@ async fn apply_published(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) 
 
 async fn add_deltas(engine: &Engine, tail: &Tail, pack: &UploadedPack) {
     let items: Vec<&Item> = pack.sections.iter().flat_map(|part| &part.items).collect();
+    let mut source = DeltaSource::default();
     for part in items.chunks(EXTENTS_PER_PAUSE) {
         for items in part.chunks(EXTENTS_PER_LOCK) {
             let mut inner = tail.lock();
             for item in items {
-                let (span, delta) = delta_of(item);
+                let (span, delta) = source.delta_of(item);
                 inner.index.apply_delta(span, delta);
             }
         }

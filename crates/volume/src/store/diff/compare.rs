@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use crate::map::index::{Delta, DeltaMap, walk_layers};
+use crate::map::delta::Delta;
+use crate::map::index::{DeltaMap, walk_layers};
 use crate::object::ObjectId;
 use crate::object::pack::{Chunk, Codec};
 use crate::object::page::Page;
@@ -62,7 +63,7 @@ fn stored_at(part: Span, chunk: &Chunk, skip: u32) -> Content {
 
 fn of_delta(part: Span, delta: &Delta) -> Content {
     match delta {
-        Delta::Part(found) => stored_at(part, &found.chunk, found.skip),
+        Delta::Part(found) => stored_at(part, &found.chunk(part.start), found.skip),
         Delta::Zeroes => Content::Zeroes,
         Delta::Lost => Content::Lost,
     }

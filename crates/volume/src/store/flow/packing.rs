@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::driver::{ComputeKind, StoreOp};
 use crate::engine::Engine;
 use crate::hostlog::names::Digest;
-use crate::map::index::delta_of;
+use crate::map::delta::span_of;
 use crate::object::pack::Slice;
 use crate::object::pack_writer::{CompressionEffort, Pack, PackWriter};
 use crate::object::root::DeltaRef;
@@ -107,7 +107,7 @@ pub(super) fn uploaded_part(
     at: usize,
 ) -> UploadedPack {
     let section = &pack.sections[at];
-    let spans = section.items.iter().map(|item| delta_of(item).0);
+    let spans = section.items.iter().map(span_of);
     let footer = pack.parts[at];
     UploadedPack {
         reference: DeltaRef {
@@ -152,7 +152,7 @@ async fn put_pack(
 ) -> Result<UploadedPack, ServiceEnded> {
     let key = pack.key();
     let items = pack.sections.iter().flat_map(|part| &part.items);
-    let spans = items.map(|item| delta_of(item).0);
+    let spans = items.map(span_of);
     let uploaded = UploadedPack {
         reference: DeltaRef {
             pack: pack.id,
