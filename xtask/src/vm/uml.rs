@@ -46,6 +46,12 @@ const PROCESSORS_MAX: &str = "64";
 /// What would only take time.
 const DISABLED_OPTIONS: &[&str] = &["MODULES", "SOUND", "WIRELESS", "DEBUG_INFO"];
 
+/// How the kernel's vDSO is laid out, and what of it programs want: code that can be run. It has no
+/// `__vdso_getcpu` since Linux 7.3, and programs with `rustix` end where a vDSO lacks it; without such code they
+/// make system calls.
+const VDSO_LAYOUT: &str = "arch/x86/um/vdso/vdso-layout.lds.S";
+const VDSO_FLAGS: [&str; 2] = ["FLAGS(5)", "FLAGS(4)"];
+
 /// A kernel to be started as a program.
 #[derive(Debug)]
 pub(crate) struct UserMode {
@@ -58,7 +64,7 @@ pub(crate) struct UserMode {
 /// Configuration that a kept kernel must have been built with.
 fn configuration() -> String {
     let (with, without) = (ENABLED_OPTIONS.join(" "), DISABLED_OPTIONS.join(" "));
-    format!("with {with}\nwithout {without}\nprocessors {PROCESSORS_MAX}\n")
+    format!("with {with}\nwithout {without} vDSO\nprocessors {PROCESSORS_MAX}\n")
 }
 
 /// Where everything is of a kernel in `folder`.
@@ -91,6 +97,7 @@ pub(super) fn prepare(cache: &Path, folder: &Path) -> Result<UserMode, Failure> 
 fn build(cache: &Path, new: &Path) -> Result<(), Failure> {
     eprintln!("vm: building User-Mode Linux; some minutes, once");
     let tree = source::tree(cache, new, None)?;
+    hide_vdso(&tree.join(VDSO_LAYOUT))?;
     make(&tree, &["defconfig"])?;
     let mut configure = Command::new(tree.join("scripts/config"));
     configure.current_dir(&tree);
@@ -117,6 +124,15 @@ fn build(cache: &Path, new: &Path) -> Result<(), Failure> {
     fs::write(new.join("release"), release.trim())?;
     source::remove_temporary(new)?;
     Ok(fs::write(new.join("configuration"), configuration())?)
+}
+
+fn hide_vdso(layout: &Path) -> Result<(), Failure> {
+    let [from, to] = VDSO_FLAGS;
+    let text = fs::read_to_string(layout)?;
+    if text.matches(from).count() != 1 {
+        return Err(format!("{} is not as it was", layout.display()).into());
+    }
+    Ok(fs::write(layout, text.replace(from, to))?)
 }
 
 fn make(tree: &Path, words: &[&str]) -> Result<(), Failure> {
