@@ -51,6 +51,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "floor_passes_unnamed_objects",
     "moved_root_names_what_was_named_before",
     "marks_keep_the_low_mark_back",
+    "low_mark_counts_no_bytes",
+    "waiting_folds_are_not_hurried",
     "candidates_go_in_the_same_pass",
     "objects_go_without_their_root",
     "pins_of_names_taken_again_stay",

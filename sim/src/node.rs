@@ -130,6 +130,7 @@ fn options(limits: &Limits, take_over: bool) -> Options {
         delta_extents_max: limits.delta_extents_max,
         index_bytes: limits.index_bytes,
         low_mark_records: 3 * limits.deltas_max as u64,
+        low_mark_bytes: limits.pack_bytes,
         // Often enough that every world has some, and so seldom that it comes to rest.
         gc_interval_ns: 3_000_000_000,
         rpo_ns: limits.rpo_ns,

@@ -32,9 +32,13 @@ pub struct Options {
     /// cache disk, or the store, once more.
     pub index_bytes: u64,
     /// Records of the host's log between two looks which of them are not needed any more. Each look reads them
-    /// once more, and roots of the volumes that they name, and gives new roots to those whose marks are older. What
-    /// a record names is not garbage before, up to a pack each, and a take-over may have to read as many.
+    /// once more if an earlier process wrote them, and roots of the volumes that they name, and gives new roots to
+    /// those whose marks are older than the look before. A take-over may have to read as many records twice.
     pub low_mark_records: u64,
+    /// Bytes of packs that records name between two such looks, and a pack more for each volume that they name: what
+    /// a record names is not garbage before. A look costs each of the volumes a new root. A pack that waits as garbage
+    /// costs a month what 144 roots cost, one in five hours, so waiting costs at most about what looking does.
+    pub low_mark_bytes: u64,
     /// Time between two passes of the garbage collector; zero switches it off. Each reads the index of all volumes.
     pub gc_interval_ns: u64,
     /// Everything older than this is uploaded.
@@ -85,10 +89,11 @@ impl Default for Options {
             memory_bytes: 128 << 20,
             chunk_bytes: 64 << 10,
             pack_bytes: 32 << 20,
-            deltas_max: 256,
+            deltas_max: 320,
             delta_extents_max: 1 << 18,
             index_bytes: 128 << 20,
-            low_mark_records: 256,
+            low_mark_records: 1024,
+            low_mark_bytes: 1 << 30,
             gc_interval_ns: 0,
             rpo_ns: 30 * SECOND_NS,
             frame_interval_ns: SECOND_NS,

@@ -3,7 +3,7 @@
 //!
 //! The mark never passes the host's newest own record, nor a record that names a volume whose root still depends
 //! on this log with a lower mark. Whoever raises the mark reads every record that it passes, and the one at which
-//! it stops. A hole, or a record that does not follow its predecessor, means that the store was set back: then
+//! it stops, but for those that its own process published ([`super::recent_records`]). A hole, or a record that does not follow its predecessor, means that the store was set back: then
 //! the mark stays. It also stays at a record that names a volume without a root and without a tombstone: somebody
 //! removed that root, and may put it back.
 
@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::marks::LowMark;
 use super::names::{HOST_PREFIX, Position, low_key, record_key, record_of_key};
 use super::port::{LogPort, Pauses, StoredRecord, list, read_decoded, read_record};
+use super::recent_records::RecentRecords;
 use super::record::{Content, Record};
 use super::root_updates::{UpdateError, has_tombstone, read_root};
 use super::stop::Stop;
@@ -60,6 +61,8 @@ fn first(host: HostId) -> LowMark {
 /// All roots that matter are read, an owner's own as well: a mark that it remembers may be ahead of the
 /// root once the store was set back, and the records between would be lost. So it is raised seldom.
 ///
+/// `recent` is what the caller, this host, remembers of its own records: they need no reading.
+///
 /// `names` are those of volumes as far as the caller knows them: whose roots do not stand there are looked for
 /// among all.
 pub async fn raise_low_mark(
@@ -67,14 +70,93 @@ pub async fn raise_low_mark(
     host: HostId,
     last: Position,
     names: &BTreeMap<VolumeId, String>,
+    recent: Option<&RecentRecords>,
 ) -> Option<Position> {
     let (low, version) = read_low(port, host).await?;
-    let records = read_records(port, host, low, last).await;
-    let target = target(port, host, (low, &records), names).await;
+    let recent = recent.filter(|recent| recent.newest.is_some());
+    let to_read = recent.map_or(last, |recent| last.min(recent.first.previous()));
+    let records = read_records(port, host, low, to_read).await;
+    let next = Position(low.0 + records.len() as u64);
+    // A run that breaks off before what is remembered is the end of what is known.
+    let recent = recent.filter(|recent| next >= recent.first);
+    if let Some(recent) = recent
+        && !is_still_there(port, host, recent).await
+    {
+        return Some(low);
+    }
+    let known = KnownRecords {
+        low,
+        read: &records,
+        recent,
+    };
+    let target = target(port, host, &known, names).await;
     if target <= low {
         return Some(low);
     }
     write_low_mark(port, host, target, version).await
+}
+
+/// The records from the low mark on: those that were read, and behind them those that are remembered.
+struct KnownRecords<'a> {
+    low: Position,
+    read: &'a [Record],
+    recent: Option<&'a RecentRecords>,
+}
+
+impl KnownRecords<'_> {
+    /// The newest record, and the newest that is no fence.
+    fn newest(&self) -> (Option<Position>, Option<Position>) {
+        let is_own = |record: &&Record| matches!(record.content, Content::Slices(_));
+        let own = self.read.iter().rev().find(is_own);
+        let read = (
+            self.read.last().map(|record| record.position),
+            own.map(|record| record.position),
+        );
+        let recent = self.recent.map(|recent| {
+            let newest = recent.newest.map(|(position, _)| position);
+            (newest, recent.newest_own)
+        });
+        let recent = recent.unwrap_or_default();
+        (recent.0.or(read.0), recent.1.or(read.1))
+    }
+
+    fn volumes(&self) -> BTreeSet<VolumeId> {
+        let read = self.read.iter().flat_map(Record::named_volumes);
+        read.chain(self.remembered().map(|(volume, _)| volume))
+            .collect()
+    }
+
+    /// The volumes that remembered records name, each with the newest of these.
+    fn remembered(&self) -> impl Iterator<Item = (VolumeId, Position)> {
+        let recent = self.recent.into_iter();
+        let volumes = recent.flat_map(|recent| &recent.volumes);
+        let volumes = volumes.map(|(volume, newest)| (*volume, *newest));
+        volumes.filter(|(_, newest)| *newest >= self.low)
+    }
+
+    /// The first record that a volume may need, if its root has everything up to `mark`: a remembered volume may
+    /// stand in any record up to the newest that names it.
+    fn first_needed(&self, volume: VolumeId, mark: Option<Position>) -> Option<Position> {
+        let is_behind = |position: Position| mark.is_none_or(|mark| mark < position);
+        let mut read = self.read.iter().filter(|record| is_behind(record.position));
+        let read = read.find(|record| record.named_volumes().contains(&volume));
+        let recent = self.recent.and_then(|recent| {
+            let newest = *recent.volumes.get(&volume)?;
+            let first = recent.first.max(self.low);
+            let from = mark.map_or(first, |mark| mark.next().max(first));
+            (newest >= from).then_some(from)
+        });
+        read.map(|record| record.position).or(recent)
+    }
+}
+
+/// Whether the newest record that is remembered stands in the store.
+async fn is_still_there(port: &impl LogPort, host: HostId, recent: &RecentRecords) -> bool {
+    let Some((position, digest)) = recent.newest else {
+        return false;
+    };
+    let found = read_record(port, host, position).await;
+    matches!(found, Ok(Some(found)) if found.digest == digest)
 }
 
 /// The unbroken run of records from `low` on, up to `last`.
@@ -107,54 +189,53 @@ async fn read_records(
 async fn target(
     port: &impl LogPort,
     host: HostId,
-    (low, records): (Position, &[Record]),
+    known: &KnownRecords<'_>,
     names: &BTreeMap<VolumeId, String>,
 ) -> Position {
-    let is_own = |record: &&Record| matches!(record.content, Content::Slices(_));
-    let newest = records.iter().rev().find(is_own);
-    let mut target = newest.map_or(low, |record| record.position);
+    let low = known.low;
+    let (newest, newest_own) = known.newest();
+    let mut target = newest_own.unwrap_or(low);
     if canary::active!("low_mark_passes_the_newest") {
-        target = records.last().map_or(low, |record| record.position.next());
+        target = newest.map_or(low, Position::next);
     }
     if canary::active!("low_mark_passes_marks") {
         return target;
     }
-    let named: BTreeSet<VolumeId> = records.iter().flat_map(Record::named_volumes).collect();
+    let named = known.volumes();
     // Roots are read after the records: a host that becomes a volume's owner meanwhile has a mark above them.
     let Some(roots) = roots_of(port, &named, names).await else {
         return low;
     };
     let gone = find_deleted(port, named.iter().filter(|id| !roots.contains_key(id))).await;
-    for record in records {
-        let is_needed = |volume: VolumeId| match roots.get(&volume) {
-            Some(root) => mark_in(root, host).is_some_and(|mark| mark < record.position),
+    let mut holding = Vec::new();
+    for volume in &named {
+        let needed = match roots.get(volume) {
+            Some(root) => {
+                mark_in(root, host).and_then(|mark| known.first_needed(*volume, Some(mark)))
+            }
             // Somebody removed it, and may put it back.
-            None => !gone.contains(&volume) && !canary::active!("missing_root_needs_nothing"),
+            None if gone.contains(volume) || canary::active!("missing_root_needs_nothing") => None,
+            None => known.first_needed(*volume, None),
         };
-        if record.named_volumes().into_iter().any(is_needed) {
-            target = target.min(record.position);
+        if let Some(needed) = needed {
+            target = target.min(needed);
+            holding.extend((needed <= low).then_some(*volume));
         }
     }
-    if target == low
-        && let Some(record) = records.first()
-    {
-        report_claims(host, record, &roots);
-    }
+    report_claims(host, low, holding.iter().filter_map(|id| roots.get(id)));
     target
 }
 
 /// Logs which volumes hold the mark although nobody serves them: a claimant died before it adopted the volume,
 /// and no host will move that root by itself.
-fn report_claims(host: HostId, record: &Record, roots: &BTreeMap<VolumeId, Root>) {
-    let named = record.named_volumes();
-    let claimed = named.iter().filter_map(|volume| roots.get(volume));
+fn report_claims<'a>(host: HostId, low: Position, claimed: impl Iterator<Item = &'a Root>) {
     for root in claimed {
         let before = root.predecessor.filter(|before| before.host == host);
-        if before.is_some_and(|before| before.mark < record.position) {
+        if before.is_some_and(|before| before.mark < low) {
             tracing::warn!(
                 volume = root.name,
                 %host,
-                position = record.position.0,
+                position = low.0,
                 "a take-over of this volume was begun and not ended: no record of that host's log goes from here \
                  on; open the volume once, and close it"
             );

@@ -4,7 +4,7 @@
 //! [`names`] has the keys, [`record`] and [`marks`] the objects, [`notes`] what the local log keeps
 //! about them. The procedures ask a [`port::LogPort`] for everything: [`publisher`] makes slices of all
 //! volumes stored, with the look around after each record; [`root_updates`] is how any root is
-//! replaced; [`taker`] takes volumes from other hosts; [`low_mark`] lets records go; [`continuing`]
+//! replaced; [`recent_records`] is what a process remembers of its records; [`taker`] takes volumes from other hosts; [`low_mark`] lets records go; [`continuing`]
 //! judges a tail that a start found.
 
 pub mod continuing;
@@ -15,6 +15,7 @@ pub mod names;
 pub mod notes;
 pub mod port;
 pub mod publisher;
+pub mod recent_records;
 pub mod record;
 pub mod root_updates;
 pub mod scan;

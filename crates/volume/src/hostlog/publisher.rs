@@ -11,6 +11,7 @@ use super::low_mark::make_low_mark;
 use super::names::{Digest, Position, SessionName, record_key};
 use super::notes::LogState;
 use super::port::{LocalLogUnavailable, LogPort, Pauses, StoredRecord, read_record};
+use super::recent_records::SharedRecords;
 use super::record::{Content, NamedObject, Record, RecordPack, RecordSlice, Slices};
 use super::stop::Stop;
 use crate::driver::{StoreOp, StoreReply};
@@ -65,6 +66,7 @@ pub struct Publisher<P> {
     volumes: OwnedVolumes,
     /// The newest state is not durable yet.
     is_staged: bool,
+    records: SharedRecords,
     /// The record before `next` was read just now.
     has_read_previous: bool,
     stopped: Option<Stop>,
@@ -81,6 +83,7 @@ impl<P: LogPort> Publisher<P> {
             port,
             own,
             ends_session: before,
+            records: SharedRecords::new(state.next),
             state,
             volumes: OwnedVolumes::new(),
             is_staged: false,
@@ -111,6 +114,11 @@ impl<P: LogPort> Publisher<P> {
     /// The state of the log. Everything before `next` is resolved.
     pub fn state(&self) -> &LogState {
         &self.state
+    }
+
+    /// What this process remembers of its records.
+    pub fn records(&self) -> &SharedRecords {
+        &self.records
     }
 
     /// Stops publishing: the caller found out that the host must stop. The first reason is kept.
@@ -372,6 +380,7 @@ impl<P: LogPort> Publisher<P> {
             check_previous(&self.port, self.own.host, &self.state).await?;
         }
         self.state.pass(fence.digest);
+        self.records.add(&fence.record, fence.digest);
         self.stage_state();
         let blocked = |(volume, owned): (&VolumeId, &OwnedVolume)| {
             let is_blocked = fence.record.blocks(*volume, owned.epoch);
@@ -408,6 +417,7 @@ impl<P: LogPort> Publisher<P> {
             self.ends_session = LogSession::default();
         }
         self.state.pass(digest);
+        self.records.add(&record, digest);
         self.stage_state();
         let is_owned = |(volume, epoch): &(VolumeId, Epoch)| {
             let owned = self.volumes.get(volume);

@@ -1,8 +1,9 @@
 //! When the publisher sends the next record of the host's log.
 //!
 //! A record costs the same for one volume as for a thousand, so ready slices wait for others that are being
-//! uploaded. A record is sent at once where somebody waits for the store, where log space is short, and where a
-//! procedure asked for a record. No slice waits so long that its volume could miss its recovery point.
+//! uploaded, and the index objects of a small fold wait for slices. A record is sent at once where somebody waits for
+//! the store, where log space is short, and where a volume's epoch is to end. No slice waits so long that its volume
+//! could miss its recovery point.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,7 +27,9 @@ pub(super) async fn wait_for_record(engine: &Arc<Engine>) {
             log.changed.wait(cx.waker());
             let is_over = Pin::new(&mut sleep).poll(cx).is_ready();
             let now_ns = engine.jobs.mono_ns();
-            match is_over || self::due_ns(engine).is_none_or(|due_ns| due_ns <= now_ns) {
+            // What came meanwhile may be due before what is slept for.
+            let is_earlier = |now_due_ns| now_due_ns < due_ns || now_due_ns <= now_ns;
+            match is_over || self::due_ns(engine).is_none_or(is_earlier) {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
             }
@@ -37,8 +40,9 @@ pub(super) async fn wait_for_record(engine: &Arc<Engine>) {
 
 /// The time until the next record is due; zero: now. `None`: there is nothing to publish.
 fn due_ns(engine: &Engine) -> Option<u64> {
-    if engine.host_log.has_asked() {
-        return Some(0);
+    let asked = engine.host_log.asked_due_ns();
+    if asked == Some(0) {
+        return asked;
     }
     let (mut due_ns, mut others) = (None, false);
     for tail in engine.tails() {
@@ -52,7 +56,8 @@ fn due_ns(engine: &Engine) -> Option<u64> {
         others |= tail.upload.has_unready();
     }
     let waits = others && !canary::active!("records_wait_for_no_slice");
-    due_ns.map(|due_ns| if waits { due_ns } else { 0 })
+    let slices = due_ns.map(|due_ns| if waits { due_ns } else { 0 });
+    slices.into_iter().chain(asked).min()
 }
 
 /// The time until the ready slices of one volume are due.

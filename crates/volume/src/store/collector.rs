@@ -87,7 +87,9 @@ async fn pass(
     let busy = engine.collector.take().await;
     busy.set_begun(engine.jobs.now().unix_ms);
     if !engine.poisoned.load(Ordering::Acquire) {
-        low_marks::advance_marks(engine, records).await;
+        let next = engine.host_log.state().next;
+        let before = Position(next.0.saturating_sub(records));
+        low_marks::advance_marks(engine, before).await;
         low_marks::raise_own_low_mark(engine, failures_max).await;
     }
     raise_left_logs(engine, records.saturating_mul(LEFT_LOG), failures_max).await;
@@ -170,7 +172,7 @@ async fn raise_left_logs(engine: &Arc<Engine>, records: u64, failures_max: u32) 
     for (host, _) in counts.into_iter().filter(|(_, count)| *count > records) {
         let port = LimitedPort::new(log_port(engine), failures_max);
         let raised = port.run(async {
-            let low = raise_low_mark(&port, host, Position(u64::MAX), &BTreeMap::new()).await;
+            let low = raise_low_mark(&port, host, Position(u64::MAX), &BTreeMap::new(), None).await;
             if let Some(low) = low {
                 remove_records(&port, host, low).await;
             }

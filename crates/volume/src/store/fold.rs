@@ -32,6 +32,10 @@ use crate::units::{Lsn, Span};
 
 /// The least number of pages between two updates of the root; a step ends with a whole node.
 const STEP_PAGES: usize = 4096;
+/// Of so many volumes one or another is written within a recovery point. Fewer fold so seldom that their records
+/// cost nothing.
+const MANY_VOLUMES: usize = 16;
+
 /// Runs as long as the tail is live.
 pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
     let mut delay = engine.options.retry_ns;
@@ -129,6 +133,7 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
         step.add(folded, *number);
         if step.pages >= STEP_PAGES || nth + 1 == nodes.len() {
             let is_last = nth + 1 == nodes.len();
+            step.may_wait = is_last && step.begin == 0;
             let end = if is_last {
                 u64::MAX
             } else {
@@ -230,6 +235,8 @@ struct Step<'a> {
     pages: usize,
     /// Whole pages that were not folded, ascending.
     blocked: Vec<Span>,
+    /// It is all of the fold: others of a long fold do not wait one after the other.
+    may_wait: bool,
 }
 
 impl<'a> Step<'a> {
@@ -244,6 +251,7 @@ impl<'a> Step<'a> {
             replaced: Vec::new(),
             pages: 0,
             blocked: Vec::new(),
+            may_wait: false,
         }
     }
 
@@ -272,7 +280,7 @@ impl<'a> Step<'a> {
         self.out.flush().await?;
         // Held until the root names them, or until the update has failed.
         let objects = self.out.take_objects();
-        let _turn = name_and_take_turn(engine, tail, &objects).await?;
+        let _turn = name_and_take_turn(engine, tail, &objects, self.may_wait).await?;
         if tail.lock().status != Status::Live {
             return Err(OpenError::Fenced(tail.name().to_owned()));
         }
@@ -323,6 +331,7 @@ async fn name_and_take_turn<'a>(
     engine: &Engine,
     tail: &'a Arc<Tail>,
     objects: &[UnnamedObject],
+    mut may_wait: bool,
 ) -> Result<RootTurnGuard<'a>, OpenError> {
     let ids: Vec<ObjectId> = objects.iter().map(UnnamedObject::id).collect();
     loop {
@@ -333,7 +342,13 @@ async fn name_and_take_turn<'a>(
         let before = head()?.root;
         if !ids.is_empty() && !canary::active!("fold_names_its_objects_nowhere") {
             let log = &engine.host_log;
-            log.name_index_objects(tail, before.epoch, &ids).await?;
+            let due_ns = match may_wait && !is_pressing(engine, tail) {
+                true => next_record_ns(engine),
+                false => 0,
+            };
+            log.name_index_objects(tail, before.epoch, &ids, due_ns)
+                .await?;
+            may_wait = false;
         }
         let turn = tail.upload.turn.take().await;
         let is_moved = head()?.root.mark() != before.mark();
@@ -341,6 +356,25 @@ async fn name_and_take_turn<'a>(
         {
             return Ok(turn);
         }
+    }
+}
+
+/// Whether somebody waits for the fold, or memory does.
+fn is_pressing(engine: &Engine, tail: &Tail) -> bool {
+    let extents = tail.lock().index.unfolded_extents();
+    tail.upload.is_fold_asked() || extents > engine.options.delta_extents_max
+}
+
+/// When a record that is sent anyway will have been sent at the latest; zero where none is likely to come.
+fn next_record_ns(engine: &Engine) -> u64 {
+    let has_more = |tail: &Arc<Tail>| {
+        let inner = tail.lock();
+        inner.status == Status::Live && inner.newest > tail.stored_lsn()
+    };
+    let tails = engine.tails();
+    match tails.len() >= MANY_VOLUMES || tails.iter().any(has_more) {
+        true => engine.jobs.mono_ns() + engine.options.rpo_ns,
+        false => 0,
     }
 }
 

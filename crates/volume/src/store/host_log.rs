@@ -18,6 +18,7 @@ use crate::hostlog::names::SessionName;
 use crate::hostlog::notes::LogState;
 use crate::hostlog::port::{LocalLogUnavailable, LogPort};
 use crate::hostlog::publisher::Publisher;
+use crate::hostlog::recent_records::SharedRecords;
 use crate::hostlog::record::NamedObject;
 use crate::hostlog::stop::Stop;
 use crate::jobs::{Answer, AnswerSender, Port, Signal};
@@ -46,6 +47,8 @@ pub(crate) struct HostLog {
     /// The newest state, persisted or staged: checkpoints record it.
     state: Mutex<LogState>,
     publisher: Mutex<Option<Publisher<HostPort>>>,
+    /// What this process remembers of its records.
+    records: Mutex<Option<SharedRecords>>,
     free: Signal,
     /// Raised when something is to be published.
     pub(super) changed: Signal,
@@ -148,6 +151,8 @@ pub(super) struct RecordRequest {
     pub(super) objects: Vec<NamedObject>,
     /// The record ends the volume's epoch.
     pub(super) ends: bool,
+    /// A record is sent for it at this time, unless one is sent before; zero: now.
+    due_ns: u64,
     pub(super) answer: AnswerSender<Result<(), OpenError>>,
 }
 
@@ -156,6 +161,7 @@ impl HostLog {
         HostLog {
             state: Mutex::new(state),
             publisher: Mutex::new(None),
+            records: Mutex::new(None),
             free: Signal::default(),
             changed: Signal::default(),
             advanced: Signal::default(),
@@ -169,7 +175,13 @@ impl HostLog {
     /// Makes the publisher of this session. `before` is the previous session.
     pub(crate) fn begin(&self, port: HostPort, own: SessionName, before: LogSession) {
         let publisher = Publisher::new(port, own, before, self.state());
+        *lock(&self.records) = Some(publisher.records().clone());
         *lock(&self.publisher) = Some(publisher);
+    }
+
+    /// What this process remembers of its records.
+    pub(crate) fn records(&self) -> Option<SharedRecords> {
+        lock(&self.records).clone()
     }
 
     /// The state of the log, for checkpoints.
@@ -258,12 +270,14 @@ impl HostLog {
         }
     }
 
-    /// Waits until an effective record names these index objects of a volume.
+    /// Waits until an effective record names these index objects of a volume. Until `due_ns` it waits for a record
+    /// that is sent for something else.
     pub(super) async fn name_index_objects(
         &self,
         tail: &Arc<Tail>,
         epoch: Epoch,
         objects: &[ObjectId],
+        due_ns: u64,
     ) -> Result<(), OpenError> {
         let name = |object: &ObjectId| NamedObject {
             volume: 0,
@@ -272,35 +286,54 @@ impl HostLog {
             number: object.number,
         };
         let objects = objects.iter().map(name).collect();
-        self.ask(tail, epoch, objects, false).await
+        let asked = |answer| RecordRequest {
+            tail: Arc::clone(tail),
+            epoch,
+            objects,
+            ends: false,
+            due_ns,
+            answer,
+        };
+        self.ask(asked).await
     }
 
     /// Waits until an effective record ends the volume's epoch.
     pub(super) async fn end_epoch(&self, tail: &Arc<Tail>, epoch: Epoch) -> Result<(), OpenError> {
-        self.ask(tail, epoch, Vec::new(), true).await
+        let asked = |answer| RecordRequest {
+            tail: Arc::clone(tail),
+            epoch,
+            objects: Vec::new(),
+            ends: true,
+            due_ns: 0,
+            answer,
+        };
+        self.ask(asked).await
     }
 
     fn ask(
         &self,
-        tail: &Arc<Tail>,
-        epoch: Epoch,
-        objects: Vec<NamedObject>,
-        ends: bool,
+        request: impl FnOnce(AnswerSender<Result<(), OpenError>>) -> RecordRequest,
     ) -> Answer<Result<(), OpenError>> {
         let (sender, answer) = Answer::channel();
-        lock(&self.asked).push(RecordRequest {
-            tail: Arc::clone(tail),
-            epoch,
-            objects,
-            ends,
-            answer: sender,
-        });
+        lock(&self.asked).push(request(sender));
         self.changed.wake_all();
         answer
     }
 
-    pub(super) fn has_asked(&self) -> bool {
-        !lock(&self.asked).is_empty()
+    /// Has what procedures asked for published now.
+    pub(super) fn hurry(&self) {
+        if canary::active!("waiting_folds_are_not_hurried") {
+            return;
+        }
+        lock(&self.asked)
+            .iter_mut()
+            .for_each(|asked| asked.due_ns = 0);
+        self.changed.wake_all();
+    }
+
+    /// When a record is due for what procedures asked; zero: now. `None`: they asked for nothing.
+    pub(super) fn asked_due_ns(&self) -> Option<u64> {
+        lock(&self.asked).iter().map(|asked| asked.due_ns).min()
     }
 
     pub(super) fn take_record_requests(&self) -> Vec<RecordRequest> {

@@ -15,7 +15,9 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::low_mark::{raise_low_mark, remove_records};
 use crate::hostlog::names::Position;
+use crate::hostlog::recent_records::SharedRecords;
 use crate::jobs::{Answer, join_all};
+use crate::options::Options;
 use crate::request::tail::{Status, Tail};
 use crate::store::endings::{end, is_final};
 use crate::store::log_procedures::log_port;
@@ -35,23 +37,46 @@ const PATIENCE: u64 = 20;
 /// Raises the mark from time to time, as long as the host runs.
 pub(crate) async fn run(engine: Arc<Engine>) {
     let every = engine.options.low_mark_records.max(1);
-    let mut raised_at = Position::default();
+    let (mut raised_at, mut raised_bytes) = (Position::default(), 0);
     loop {
         let log = &engine.host_log;
         let is_due = || {
             let next = log.state().next;
-            (next.0 > raised_at.0.saturating_add(every)).then_some(next)
+            let (bytes, volumes) = named(&engine);
+            let is_large = bytes - raised_bytes > bytes_max(&engine, volumes)
+                && !canary::active!("low_mark_counts_no_bytes");
+            let is_due = next.0 > raised_at.0.saturating_add(every) || is_large;
+            is_due.then_some((next, bytes))
         };
-        raised_at = log.advanced.wait_until(is_due).await;
+        let before = raised_at;
+        (raised_at, raised_bytes) = log.advanced.wait_until(is_due).await;
         if engine.poisoned.load(Ordering::Acquire) {
             // A stopped host's log does not grow any more.
             return;
         }
         if !canary::active!("marks_keep_the_low_mark_back") {
-            advance_marks(&engine, every).await;
+            let records_ago = Position(raised_at.0.saturating_sub(every));
+            advance_marks(&engine, before.max(records_ago)).await;
         }
         raise_own_low_mark(&engine, FAILURES_MAX).await;
     }
+}
+
+/// Bytes of packs that this process's records name, and how many volumes the records name that the low mark has
+/// not passed.
+fn named(engine: &Engine) -> (u64, usize) {
+    let records = engine.host_log.records();
+    records.map_or((0, 0), |records| records.size())
+}
+
+/// Bytes of packs between two looks. A look costs a new root for each volume, so each may leave a pack.
+fn bytes_max(engine: &Engine, volumes: usize) -> u64 {
+    let Options {
+        low_mark_bytes,
+        pack_bytes,
+        ..
+    } = engine.options;
+    low_mark_bytes + pack_bytes * volumes as u64
 }
 
 /// Raises this host's low mark as far as possible, and removes the records below it. Gives up when a request has
@@ -66,9 +91,14 @@ pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32) 
         .map(|tail| (tail.id().volume, tail.name().to_owned()))
         .collect();
     let last = engine.host_log.state().next.previous();
+    let records = engine.host_log.records();
+    let recent = records.as_ref().map(SharedRecords::get);
     let raised = port.run(async {
-        let low = raise_low_mark(&port, engine.host, last, &names).await;
+        let low = raise_low_mark(&port, engine.host, last, &names, recent.as_ref()).await;
         if let Some(low) = low {
+            if let Some(records) = &records {
+                records.forget_below(low);
+            }
             tracing::debug!(low = low.0, last = last.0, "records below the low mark go");
             remove_records(&port, engine.host, low).await;
         }
@@ -82,17 +112,15 @@ pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32) 
     }
 }
 
-/// Gives a new root to each volume that an older record names and whose root's mark is before the last `records`
-/// records. A volume whose root does not answer is waited for no longer than the others take; its update goes on
+/// Gives a new root to each volume that an older record names and whose root's mark is below `before`. A volume whose root does not answer is waited for no longer than the others take; its update goes on
 /// in the background.
-pub(crate) async fn advance_marks(engine: &Arc<Engine>, records: u64) {
-    let next = engine.host_log.state().next;
+pub(crate) async fn advance_marks(engine: &Arc<Engine>, before: Position) {
     let is_behind = |tail: &Arc<Tail>| {
         let Some(head) = tail.upload.head() else {
             return false;
         };
         let (_, packs) = tail.upload.published();
-        head.root.mark.0.saturating_add(records) < next.0 && !packs.is_empty()
+        head.root.mark < before && !packs.is_empty()
     };
     let tails: Vec<Arc<Tail>> = engine.tails().into_iter().filter(is_behind).collect();
     let passed = async {
@@ -129,6 +157,8 @@ pub(crate) async fn fold_all(engine: &Arc<Engine>) {
             tails
                 .iter()
                 .for_each(|tail| tail.upload.set_fold_asked(true));
+            // Those that fold already may wait for a record.
+            engine.host_log.hurry();
             for tail in tails {
                 let is_done = || {
                     let is_live = tail.lock().status == Status::Live;

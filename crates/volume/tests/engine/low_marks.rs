@@ -87,6 +87,94 @@ fn gc(world: &mut World) -> Result<Findings, OpenError> {
 }
 
 #[test]
+fn packs_of_many_bytes_bring_a_look_before_its_records_are_there() {
+    for (bytes, is_raised) in [(256 << 10, true), (1 << 30, false)] {
+        let options = Options {
+            low_mark_records: 1_000,
+            low_mark_bytes: bytes,
+            ..options()
+        };
+        let mut world =
+            World::try_start(Environment::default(), options).unwrap_or_else(|e| panic!("{}", e.0));
+        world.create("demo", 64 * MIB);
+        let volume = world.open("demo");
+        for nth in 0..60_u64 {
+            let mut content = crate::support::random_bytes(nth, 64 << 10);
+            let op = blkmq::io::Op::Write {
+                sector: 128 * nth,
+                sectors: 128,
+                fua: false,
+            };
+            world.request(&volume, op, &mut content).expect("written");
+            world.sync(&volume);
+        }
+        world.pass(5_000);
+        let low = low_marks(&world.env);
+        assert_eq!(low[0] > Position(30), is_raised, "{bytes} bytes: {low:?}");
+    }
+}
+
+/// A world in which a fold of one volume has written its objects, and another volume has something to upload.
+fn with_a_fold_that_waits() -> (World, volume::Volume, volume::Volume) {
+    let mut world = World::new();
+    for name in ["folds", "other"] {
+        world.create(name, 64 * MIB);
+    }
+    let (folds, other) = (world.open("folds"), world.open("other"));
+    for nth in 0..options().deltas_max as u64 {
+        world.write(&folds, 8 * nth, 1, 4096);
+        world.sync(&folds);
+    }
+    world.write(&other, 0, 7, 4096);
+    world.write(&folds, 80, 2, 4096);
+    world.sync(&folds);
+    world.pass(100);
+    let indexes = world.env.objects.keys();
+    assert!(indexes.into_iter().any(|key| key.starts_with("indexes/")));
+    assert!(root_of(&world.env, "folds").nodes.is_empty(), "it waits");
+    (world, folds, other)
+}
+
+#[test]
+fn what_a_small_fold_names_rides_in_the_record_of_the_next_slices() {
+    let (mut world, folds, _other) = with_a_fold_that_waits();
+    world.pass(options().rpo_ns / 1_000_000 + 1_000);
+    assert!(!root_of(&world.env, "folds").nodes.is_empty());
+    let records = records(&world.env);
+    let naming = records.values().filter(|slices| !slices.objects.is_empty());
+    assert!(naming.clone().count() > 0);
+    assert!(naming.into_iter().all(|slices| !slices.slices.is_empty()));
+    assert_eq!(world.read_fill(&folds, 80, 4096), 2);
+}
+
+#[test]
+fn a_fold_that_waits_for_a_record_holds_up_no_close_no_sync_no_snapshot_and_no_pass() {
+    type Act = fn(&mut World, volume::Volume);
+    let acts: [(&str, Act); 4] = [
+        ("close", |world, folds| {
+            crate::support::hosts::close(world, &folds)
+        }),
+        ("sync", |world, folds| {
+            world.write(&folds, 160, 3, 4096);
+            world.sync(&folds);
+        }),
+        ("snapshot", |world, _| {
+            crate::support::points::snapshot(world, "folds@one").expect("made");
+        }),
+        ("pass", |world, _| {
+            gc(world).expect("a pass");
+        }),
+    ];
+    for (name, act) in acts {
+        let (mut world, folds, _other) = with_a_fold_that_waits();
+        let begun_ns = world.now_ns;
+        act(&mut world, folds);
+        let took_ms = (world.now_ns - begun_ns) / 1_000_000;
+        assert!(took_ms < 3_000, "{name} took {took_ms} ms");
+    }
+}
+
+#[test]
 fn a_root_that_somebody_removed_costs_nothing_once_it_is_back() {
     let mut world = few_records(Environment::default());
     for name in ["busy", "idle"] {
@@ -293,6 +381,14 @@ mod planted {
             (
                 "outrun_claim_is_judged",
                 a_host_whose_claim_was_outrun_does_not_take_records_that_went_for_a_loss,
+            ),
+            (
+                "low_mark_counts_no_bytes",
+                packs_of_many_bytes_bring_a_look_before_its_records_are_there,
+            ),
+            (
+                "waiting_folds_are_not_hurried",
+                a_fold_that_waits_for_a_record_holds_up_no_close_no_sync_no_snapshot_and_no_pass,
             ),
             (
                 "marks_keep_the_low_mark_back",

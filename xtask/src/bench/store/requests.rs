@@ -24,7 +24,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 const VOLUME_BYTES: u64 = 1 << 30;
 /// Slices between two folds of a volume (`deltas_max` of the engine's options), which they reach one after the
 /// other.
-const SLICES_PER_FOLD: usize = 256;
+const SLICES_PER_FOLD: usize = 320;
 /// How long a round of small writes takes: they are in the store when the next begins.
 const ROUND: Duration = Duration::from_millis(1200);
 /// Minutes before those that count.

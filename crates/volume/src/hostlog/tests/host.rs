@@ -262,7 +262,15 @@ impl Host {
         let names = known
             .map(|volume| (*volume, volume_name(*volume)))
             .collect();
-        if let Some(low) = raise_low_mark(&self.port, host, last, &names).await {
+        let records = self.publisher.records();
+        // What it remembers makes it careful: mostly it reads all, as a collector does.
+        let remembers = host == self.own.host && self.packs.is_multiple_of(4);
+        let recent = remembers.then(|| records.get());
+        let raised = raise_low_mark(&self.port, host, last, &names, recent.as_ref()).await;
+        if let Some(low) = raised {
+            if host == self.own.host {
+                records.forget_below(low);
+            }
             remove_records(&self.port, host, low).await;
         }
     }
