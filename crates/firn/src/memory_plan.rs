@@ -11,6 +11,8 @@ const MIB: u64 = 1 << 20;
 
 /// Content on its way to the store at once is this many packs; see `volume::Options::pack_bytes`.
 const PACKS_AT_ONCE: u64 = 8;
+/// What an extent in a delta takes, and more.
+const DELTA_EXTENT_BYTES: u64 = 128;
 
 /// The parts of the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) fetched_bytes: u64,
     /// Index blocks, decoded.
     pub(crate) index_bytes: u64,
+    /// Index extents that are not folded into blocks yet, of one volume alone.
+    pub(crate) delta_extents: usize,
     /// Heap that is taken at the start, so that nothing has to be asked for when memory is short.
     pub(crate) reserve_bytes: usize,
 }
@@ -43,6 +47,7 @@ impl MemoryPlan {
             pack_bytes: uploads / PACKS_AT_ONCE / MIB * MIB,
             fetched_bytes: part,
             index_bytes: part,
+            delta_extents: usize::try_from(part / DELTA_EXTENT_BYTES).unwrap_or(0),
             reserve_bytes: usize::try_from(reserve).unwrap_or(0),
         }
     }
@@ -81,9 +86,11 @@ mod tests {
             (small.fetched_bytes, small.index_bytes),
             (32 * MIB, 32 * MIB)
         );
+        assert_eq!(small.delta_extents, 1 << 18);
         assert_eq!(small.reserve_bytes as u64, 48 * MIB);
         for large in [MemoryPlan::of(8 << 30), MemoryPlan::of(u64::MAX)] {
             assert_eq!((large.pack_bytes, large.index_bytes), (32 * MIB, 128 * MIB));
+            assert_eq!(large.delta_extents, 1 << 20);
         }
         assert_eq!(MemoryPlan::of(0).pack_bytes, MIB, "a pack is never empty");
     }

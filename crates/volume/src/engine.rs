@@ -298,6 +298,10 @@ impl Engine {
         lock(&self.tails).values().cloned().collect()
     }
 
+    pub(crate) fn tail_count(&self) -> usize {
+        lock(&self.tails).len()
+    }
+
     pub(crate) fn tail(&self, id: TailId) -> Option<Arc<Tail>> {
         lock(&self.tails).get(&id).cloned()
     }

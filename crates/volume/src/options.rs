@@ -26,7 +26,9 @@ pub struct Options {
     /// Deltas that a root may list before they are folded into base pages. Bounds the requests
     /// of an open.
     pub deltas_max: usize,
-    /// Index extents in deltas before a fold. Bounds memory and the bytes of an open.
+    /// Index extents in a volume's deltas before a fold. Bounds memory, 60 to 110 bytes for each, and the bytes of an
+    /// open; a fold that brings more of them to a page costs less of the store. Several volumes share it, but for a
+    /// quarter that each may have.
     pub delta_extents_max: usize,
     /// Bytes of index pages and nodes kept in memory, of all volumes. Without its page a read asks the
     /// cache disk, or the store, once more.
@@ -56,6 +58,8 @@ pub struct Options {
 const SLICES_PER_LOG: u64 = 64;
 /// A small log has room for so many slices.
 const SLICES_PER_LOG_MIN: u64 = 32;
+/// Each volume may have this part of the extents in deltas, however many volumes there are.
+const DELTA_SHARES_MAX: usize = 4;
 /// This part of the log may be on its way to the store, of each volume.
 const CUT_PER_LOG: u64 = 6;
 
@@ -71,6 +75,12 @@ impl Options {
     /// is written over keeps its place in the log until they are stored.
     pub(crate) fn cut_bytes(&self) -> u64 {
         self.log_bytes / CUT_PER_LOG
+    }
+
+    /// Extents that one of so many volumes may have in deltas.
+    pub(crate) fn delta_extents_of(&self, volumes: usize) -> usize {
+        let least = self.delta_extents_max / DELTA_SHARES_MAX;
+        least.max(self.delta_extents_max / volumes.max(1))
     }
 
     /// Memory for content on its way to the store.
@@ -90,7 +100,7 @@ impl Default for Options {
             chunk_bytes: 64 << 10,
             pack_bytes: 32 << 20,
             deltas_max: 320,
-            delta_extents_max: 1 << 18,
+            delta_extents_max: 1 << 20,
             index_bytes: 128 << 20,
             low_mark_records: 1024,
             low_mark_bytes: 1 << 30,

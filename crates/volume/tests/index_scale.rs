@@ -31,7 +31,7 @@ const PAGES: u64 = BYTES / 512 / PAGE_SECTORS;
 const EXTENTS: u64 = 153;
 const EXTENT_SECTORS: u64 = 208;
 /// Deltas that were not folded yet, and extents in each.
-const DELTAS: u64 = 32;
+const DELTAS: u64 = 128;
 const DELTA_EXTENTS: u64 = 8192;
 const SESSION: SessionName = SessionName {
     host: HostId([7; 16]),
@@ -208,7 +208,7 @@ fn open_and_read(index_bytes: u64, reads: u64) -> Measured {
         index_bytes,
         cache_bytes: 16 << 20,
         memory_bytes: 16 << 20,
-        deltas_max: 64,
+        deltas_max: 256,
         ..options()
     };
     let mut env = large_volume(&options);

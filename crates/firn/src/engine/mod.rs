@@ -226,6 +226,7 @@ fn options(settings: &Settings, files: &CacheDir, memory: MemoryPlan) -> Options
         cache_bytes: files.cache.bytes,
         memory_bytes: memory.fetched_bytes,
         index_bytes: memory.index_bytes,
+        delta_extents_max: memory.delta_extents,
         pack_bytes: memory.pack_bytes,
         gc_interval_ns: settings
             .gc

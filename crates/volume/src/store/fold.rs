@@ -43,13 +43,14 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
         let changed = &tail.upload.changed;
         let live = changed
             .wait_until(|| {
+                let extents_max = engine.options.delta_extents_of(engine.tail_count());
                 let mut inner = tail.lock();
                 if inner.status != Status::Live {
                     return Some(false);
                 }
                 let options = &engine.options;
                 let is_due = inner.index.unfolded_deltas() > options.deltas_max
-                    || inner.index.unfolded_extents() > options.delta_extents_max
+                    || inner.index.unfolded_extents() > extents_max
                     || tail.upload.is_fold_asked();
                 // Where slices are refused a fold would be, too, after it had written all its objects anew.
                 let is_refused =
@@ -361,8 +362,8 @@ async fn name_and_take_turn<'a>(
 
 /// Whether somebody waits for the fold, or memory does.
 fn is_pressing(engine: &Engine, tail: &Tail) -> bool {
-    let extents = tail.lock().index.unfolded_extents();
-    tail.upload.is_fold_asked() || extents > engine.options.delta_extents_max
+    let extents_max = engine.options.delta_extents_of(engine.tail_count());
+    tail.upload.is_fold_asked() || tail.lock().index.unfolded_extents() > extents_max
 }
 
 /// When a record that is sent anyway will have been sent at the latest; zero where none is likely to come.

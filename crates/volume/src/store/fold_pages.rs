@@ -30,7 +30,7 @@ use crate::units::Span;
 const OBJECT_BYTES: usize = 8 << 20;
 
 /// The approximate memory of a delta's extent.
-pub(super) const EXTENT_BYTES: u64 = 160;
+pub(super) const EXTENT_BYTES: u64 = 80;
 
 /// The input of a fold.
 pub(super) struct FoldInput {
