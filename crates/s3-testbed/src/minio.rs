@@ -161,6 +161,13 @@ impl Minio {
         self.send(Signal::STOP)
     }
 
+    /// Ends it, and returns what all its threads were doing.
+    pub fn end_with_stacks(&mut self) -> io::Result<String> {
+        self.send(Signal::QUIT)?;
+        let _ = self.child.wait()?;
+        std::fs::read_to_string(said_path(self.dir.path()))
+    }
+
     /// Lets it go on.
     pub fn resume(&self) -> io::Result<()> {
         self.send(Signal::CONT)
@@ -196,7 +203,12 @@ fn data_dir(config: &MinioConfig, own: &Path) -> PathBuf {
     config.data.clone().unwrap_or_else(|| own.join("data"))
 }
 
+fn said_path(dir: &Path) -> PathBuf {
+    dir.join("said")
+}
+
 fn spawn(config: &MinioConfig, dir: &Path, address: SocketAddr) -> io::Result<Child> {
+    let said = std::fs::File::create(said_path(dir))?;
     Command::new(&config.program)
         .args(["server", "--quiet", "--address", &address.to_string()])
         .arg("--certs-dir")
@@ -207,8 +219,9 @@ fn spawn(config: &MinioConfig, dir: &Path, address: SocketAddr) -> io::Result<Ch
         .env("MINIO_BROWSER", "off")
         .env("MINIO_UPDATE", "off")
         .env("HOME", dir)
+        .env("GOTRACEBACK", "all")
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(said)
         .spawn()
 }
 

@@ -76,6 +76,16 @@ impl ObjectStore {
         }
     }
 
+    /// What all threads of MinIO do; it ends with that. For the report of a soak that hangs.
+    pub(super) fn end_with_stacks(&self) -> String {
+        match self.minio.try_lock() {
+            Ok(mut minio) => minio
+                .end_with_stacks()
+                .unwrap_or_else(|error| error.to_string()),
+            Err(_) => "it is away just now".to_owned(),
+        }
+    }
+
     fn kill_for(&self, world: &World, away: Duration) -> std::io::Result<()> {
         let mut minio = lock(&self.minio);
         minio.kill();

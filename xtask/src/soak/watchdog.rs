@@ -46,6 +46,9 @@ fn report(operator: &Operator, late: &[String]) {
         "the end of its log:\n{}",
         server::tail(&operator.setup.log_path(), 60)
     );
+    if let Some(store) = &operator.setup.store {
+        println!("MinIO:\n{}", store.end_with_stacks());
+    }
     for device in operator.devices {
         match server::request("GET", &format!("/v1/volumes/{}", device.name), None) {
             Ok(shown) => println!("{shown}"),
