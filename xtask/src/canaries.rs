@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 35] = [
+const CANARIES: [Canary; 36] = [
     Canary {
         name: "bytes_that_came_ahead_are_dropped",
         what: "requests that a connection had received when it was given away are lost between two servers",
@@ -343,6 +343,15 @@ const CANARIES: [Canary; 35] = [
             "guest_swap::swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short",
         ),
         words: &["memory on a disk of this host"],
+    },
+    Canary {
+        name: "lines_are_waited_for",
+        what: "a thread of the server waits until its line of the log is written",
+        judge: Detector::Here(
+            "server",
+            "health::a_server_whose_standard_error_takes_nothing_goes_on_and_says_it_all_later",
+        ),
+        words: &["standard error that takes nothing"],
     },
     Canary {
         name: "trust_the_name_of_a_disk",

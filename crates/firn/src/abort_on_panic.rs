@@ -16,6 +16,7 @@ impl Drop for AbortOnPanic {
                 "a bug ended a thread that the server cannot work without; no acknowledged write \
                  is lost: start the server again"
             );
+            crate::log_lines::stop();
             std::process::abort();
         }
     }
@@ -29,6 +30,7 @@ pub(crate) fn abort_on_panic_under_locks() {
             "a bug ended a step of the engine halfway; no acknowledged write is lost: start the \
              server again"
         );
+        crate::log_lines::stop();
         std::process::abort();
     });
 }

@@ -28,6 +28,7 @@ mod engine;
 mod failure;
 mod frontends;
 mod local_files;
+mod log_lines;
 mod memory_plan;
 mod metrics;
 mod model;
@@ -112,7 +113,7 @@ fn start_logging() {
     let filter = filter.add_directive(audit.parse().expect("a target and a level"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| log_lines::Line)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .init();

@@ -35,6 +35,7 @@ use crate::engine::{DISK_CALLS_MAX, Engine};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd::{NbdFrontend, flag_value};
 use crate::local_files::CacheDir;
+use crate::log_lines;
 use crate::store_access::{StoreAccess, StoreSettings};
 
 pub(crate) use handover::{Incoming, print_check, roll_back};
@@ -67,6 +68,7 @@ enum Ending {
 pub(crate) fn serve(settings: Settings, mut incoming: Incoming) -> Result<()> {
     abort_on_panic_under_locks();
     incoming.lacks_memory = process::prepare(incoming.takes_over());
+    let _lines = log_lines::write_by_a_thread();
     let manager = Arc::new(ServiceManager::of_environment());
     incoming.keep_alive(&manager);
     let sockets = std::mem::take(&mut incoming.api);
@@ -333,6 +335,7 @@ async fn stop_api(
     eprintln!("firn: stopping; bringing what is left to the store (again to leave at once)");
     tokio::spawn(async move {
         stop.recv().await;
+        log_lines::stop();
         eprintln!("firn: left at once; what is not in the store stays in the log");
         std::process::exit(1);
     });

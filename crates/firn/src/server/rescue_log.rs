@@ -26,6 +26,7 @@ use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::attached_file::AttachedFile;
 use crate::local_files::CacheDir;
+use crate::log_lines;
 use crate::store_access::{StoreAccess, StoreSettings};
 use crate::units::Size;
 
@@ -105,6 +106,7 @@ impl LogRescue {
         abort_on_panic_under_locks();
         // Disks of the stopped server may hold swap or a file system that waits, as while `serve` runs.
         process::prepare(false);
+        let _lines = log_lines::write_by_a_thread();
         let runtime = runtime()?;
         let store = StoreAccess::new(StoreSettings {
             url: self.settings.store.clone(),

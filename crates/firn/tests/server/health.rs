@@ -4,9 +4,11 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::common::watchdog::Watchdog;
 use crate::common::{Server, World, eventually, message};
 
 fn get(server: &Server, path: &str) -> (u16, String) {
@@ -247,4 +249,63 @@ fn an_address_that_is_taken_is_said_before_anything_is_made() {
     );
     let made = ["cache/log", "store/volumes"].map(|name| world.path(name).exists());
     assert_eq!(made, [false, false], "something was made: {refused}");
+}
+
+/// Fills a pipe, so that who writes to it waits.
+fn fill(pipe: &mut fs::File) {
+    while pipe.write(&[b'.'; 4096]).is_ok() {}
+    while pipe.write(b".").is_ok() {}
+}
+
+#[test]
+fn a_server_whose_standard_error_takes_nothing_goes_on_and_says_it_all_later() {
+    let world = World::new();
+    // Where the server waits, what it said cannot be read either.
+    let _watchdog = Watchdog::new(
+        "standard error that takes nothing",
+        2 * crate::common::DEADLINE,
+    );
+    let path = world.path("cache.stderr");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+    let mut options = fs::File::options();
+    options.read(true).write(true);
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut pipe = options.custom_flags(nonblocking).open(&path).unwrap();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    fill(&mut pipe);
+    for nth in 0..20 {
+        world.expect_success(
+            &server,
+            &["volume", "create", &format!("v{nth}"), "--size", "8MiB"],
+        );
+    }
+    let mut client = server.connect("demo");
+    client.write(0, &[1; 4096]).unwrap();
+    client.flush().unwrap();
+    drop(client);
+    let (say, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let mut part = [0; 4096];
+        // Until the last line, which the end of the server waits for.
+        while !String::from_utf8_lossy(&text).contains("v19") {
+            match pipe.read(&mut part) {
+                Ok(bytes) => text.extend_from_slice(&part[..bytes]),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        let _ = say.send(text);
+        // So that the end of the server is not held up.
+        loop {
+            if pipe.read(&mut part).is_err() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    });
+    let text = said.recv_timeout(crate::common::DEADLINE).unwrap();
+    let text = String::from_utf8_lossy(&text);
+    for nth in 0..20 {
+        assert!(text.contains(&format!("v{nth}")), "{nth}: {text}");
+    }
+    assert!(server.stop().success());
 }

@@ -176,8 +176,10 @@ fn execute<'a>(
     };
     command
         .args(arguments)
-        .env(RECORD_VARIABLE, memory.as_raw_fd().to_string())
-        .exec()
+        .env(RECORD_VARIABLE, memory.as_raw_fd().to_string());
+    // Its thread ends with this program.
+    crate::log_lines::stop();
+    command.exec()
 }
 
 /// The clients' pause begins, and its steps are timed.
