@@ -6,8 +6,9 @@ use std::process::Command;
 
 use crate::common::{Server, World, message};
 
-/// What the page looks like to Chromium after some seconds of its own time; none without Chromium.
-fn rendered(world: &World, server: &Server) -> Option<String> {
+/// What the page looks like to Chromium after some seconds of its own time, with `fragment` behind its address; none
+/// without Chromium.
+fn rendered(world: &World, server: &Server, fragment: &str) -> Option<String> {
     let profile = world.path("browser");
     let output = Command::new("timeout")
         .args([
@@ -23,7 +24,8 @@ fn rendered(world: &World, server: &Server) -> Option<String> {
             "--disable-component-update",
         ])
         .arg(format!("--user-data-dir={}", profile.display()))
-        .args(["--virtual-time-budget=6000", "--dump-dom", &server.api])
+        .args(["--virtual-time-budget=6000", "--dump-dom"])
+        .arg(format!("{}/{fragment}", server.api.trim_end_matches('/')))
         .output()
         .unwrap();
     if output.status.code() == Some(127) {
@@ -60,7 +62,7 @@ fn the_page_runs_its_own_scripts_only_and_asks_for_a_token() {
         nonce
     };
     assert_ne!(load(), load());
-    let Some(page) = rendered(&world, &server) else {
+    let Some(page) = rendered(&world, &server, "") else {
         return;
     };
     assert!(
@@ -77,7 +79,7 @@ fn the_page_shows_the_volumes_and_what_the_caller_may_do_with_them() {
     let volumes = ["--volume", "demo=8MiB", "--volume", "other=8MiB"];
     let server = world.serve("cache", &[&volumes[..], &["--insecure", "api"]].concat());
     world.expect_success(&server, &["sync", "demo"]);
-    let Some(page) = rendered(&world, &server) else {
+    let Some(page) = rendered(&world, &server, "") else {
         return;
     };
     for part in [
@@ -89,6 +91,29 @@ fn the_page_shows_the_volumes_and_what_the_caller_may_do_with_them() {
         "<section id=\"create\" aria-labelledby",
         "<td>POST /v1/volumes/demo/sync</td>",
         "anybody from 127.0.0.1",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+}
+
+#[test]
+fn the_page_lists_the_snapshots_of_a_volume_and_offers_what_may_be_made_of_them() {
+    let world = World::new();
+    let volumes = ["--volume", "demo=8MiB", "--volume", "other=8MiB"];
+    let server = world.serve("cache", &[&volumes[..], &["--insecure", "api"]].concat());
+    let take = ["snapshot", "create", "demo@first", "--label", "why=<test>"];
+    world.expect_success(&server, &take);
+    let Some(page) = rendered(&world, &server, "#snapshots=demo") else {
+        return;
+    };
+    for part in [
+        "aria-label=\"Snapshots of other\" aria-expanded=\"false\"",
+        "aria-label=\"Snapshots of demo\" aria-expanded=\"true\"",
+        "<div>demo@first</div>",
+        "<div>why=&lt;test&gt;</div>",
+        "aria-label=\"Attach demo@first\"",
+        "aria-label=\"New snapshot of demo\"",
+        "<option value=\"demo@first\">demo@first</option>",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
