@@ -163,7 +163,8 @@ impl Minio {
 
     /// Ends it, and returns what all its threads were doing.
     pub fn end_with_stacks(&mut self) -> io::Result<String> {
-        self.send(Signal::QUIT)?;
+        // It takes SIGQUIT for a request to end in peace.
+        self.send(Signal::ABORT)?;
         let _ = self.child.wait()?;
         std::fs::read_to_string(said_path(self.dir.path()))
     }
