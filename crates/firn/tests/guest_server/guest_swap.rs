@@ -29,6 +29,17 @@ const LOOKS_STEP: usize = 64;
 /// The variable that says to the process that takes memory how much.
 const WANTED: &str = "FIRN_TEST_MEMORY";
 
+/// Runs the test whatever the kernel is.
+const ANYWAY: &str = "FIRN_TEST_SWAP_ANYWAY";
+
+/// Version and part of it of the running kernel.
+fn kernel() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next().unwrap().parse().unwrap();
+    (next(), next())
+}
+
 /// A value of /proc/meminfo or of a process's status, in bytes.
 fn field(path: &str, name: &str) -> usize {
     let text = fs::read_to_string(path).unwrap();
@@ -128,6 +139,13 @@ fn check_locked(server: &Server) {
 #[test]
 fn swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short() {
     let Some(guest) = Guest::new() else { return };
+    // Its own loop driver stands still there; docs/failure-model.md, "Swap on Linux 6.12".
+    if kernel() < (7, 3) && std::env::var_os(ANYWAY).is_none() {
+        println!(
+            "skipped: this kernel lacks requests for a disk below swap (7.3 has been seen to have them)"
+        );
+        return;
+    }
     let _watchdog = Watchdog::new("memory on a disk of this host", 8 * deadline());
     let volumes = ["--volume", "swap=2GiB", "--volume", "fs=256MiB"];
     let log = if has_journal() { "1GiB" } else { "256MiB" };
