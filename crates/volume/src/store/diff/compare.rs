@@ -1,26 +1,26 @@
 //! Whether two sides of a diff hold the same, sector by sector, and what became of those that do not.
 //!
 //! Pure: it reads nothing. Two sectors are the same only if they are zeroes on both sides, or the same sector of the same
-//! stored bytes: names of objects are never used twice, so that is proof. Bytes that were written again are told as
-//! changed, also where they are equal.
+//! chunk: one commit of one volume at one place, with one checksum, in whatever pack a compaction put it. An LSN of a volume
+//! is given out once, so that is proof. Bytes that were written again are told as changed, also where they are equal, and so
+//! is what a compaction cut out of a chunk.
 
 use std::sync::Arc;
 
 use crate::map::delta::Delta;
 use crate::map::index::{DeltaMap, walk_layers};
-use crate::object::ObjectId;
 use crate::object::pack::{Chunk, Codec};
 use crate::object::page::Page;
-use crate::units::{Lsn, Span};
+use crate::units::{Lsn, Span, VolumeId};
 
 /// Deltas over base pages, the oldest layer first; they change no more.
 pub(super) type Layers = Vec<Arc<DeltaMap>>;
 
-/// Where the bytes of some sectors are.
+/// What the bytes of some sectors are a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StoredAt {
-    pack: ObjectId,
-    offset: u32,
+    origin: VolumeId,
+    checksum: u64,
     stored: u32,
     codec: Codec,
     lsn: Lsn,
@@ -52,8 +52,8 @@ pub(super) struct ChangedSpan {
 
 fn stored_at(part: Span, chunk: &Chunk, skip: u32) -> Content {
     Content::Stored(StoredAt {
-        pack: chunk.pack,
-        offset: chunk.offset,
+        origin: chunk.origin,
+        checksum: chunk.checksum,
         stored: chunk.stored,
         codec: chunk.codec,
         lsn: chunk.lsn,
@@ -183,8 +183,8 @@ mod tests {
 
     fn stored(number: u64, begins: u64) -> Content {
         Content::Stored(StoredAt {
-            pack: ObjectId { session: 1, number },
-            offset: 16,
+            origin: VolumeId([1; 16]),
+            checksum: number,
             stored: 100,
             codec: Codec::Plain,
             lsn: Lsn(3),
