@@ -49,6 +49,10 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "foreign_root_of_equal_epoch",
     "floor_passes_unnamed_objects",
+    "compaction_names_no_pack",
+    "compaction_swaps_without_looking",
+    "copies_are_of_the_newest_lsn",
+    "copies_have_what_deltas_hide",
     "moved_root_names_what_was_named_before",
     "marks_keep_the_low_mark_back",
     "low_mark_counts_no_bytes",
@@ -431,6 +435,7 @@ mod tests {
             "recover/rings.rs",
             "cache/tests.rs",
             "request/parked.rs",
+            "store/compact/swap.rs",
             "store/host_log.rs",
             "store/upload_state.rs",
         ];

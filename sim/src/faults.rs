@@ -104,6 +104,8 @@ faults! {
     PassEnded => "pass of a collector ended",
     /// What was garbage when a pass ended was gone when the next one did.
     GarbageRemoved => "garbage removed",
+    /// A compaction moved something: what a reader finds is elsewhere from then on.
+    Compacted => "compaction step",
     /// A volume was served before the store had said whose it is.
     ServedUnchecked => "served before the check",
     /// And the process before had died before it served it.

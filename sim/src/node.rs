@@ -21,7 +21,8 @@ pub use volume::driver::{Computation, ComputeKind, DiskOp, Request, RequestId, R
 use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
 use volume::units::{Lsn, Now};
 use volume::{
-    Answer, Host, Notify, OpenError, OpenMode, Options, VolumeInfo, VolumeSpec, Watermarks,
+    Answer, CompactOptions, Host, Notify, OpenError, OpenMode, Options, VolumeInfo, VolumeSpec,
+    Watermarks,
 };
 
 /// What a process is started with.
@@ -102,6 +103,7 @@ pub struct Node {
     dropping: Vec<(usize, Answer<Result<(), OpenError>>)>,
     syncing: Vec<PendingSync>,
     open: BTreeMap<usize, Arc<Volume>>,
+    compaction_steps: u64,
 }
 
 struct PendingSync {
@@ -133,6 +135,13 @@ fn options(limits: &Limits, take_over: bool) -> Options {
         low_mark_bytes: limits.pack_bytes,
         // Often enough that every world has some, and so seldom that it comes to rest.
         gc_interval_ns: 3_000_000_000,
+        compact: CompactOptions {
+            interval_ns: limits.compact_ns,
+            bytes_per_s: 64 << 20,
+            live_percent: limits.compact_percent,
+            pass_bytes: 1 << 30,
+            runs_max: limits.compact_runs,
+        },
         rpo_ns: limits.rpo_ns,
         frame_interval_ns: limits.frame_interval_ns,
         retry_ns: limits.retry_ns,
@@ -181,6 +190,7 @@ impl Node {
             dropping: Vec::new(),
             syncing: Vec::new(),
             open: BTreeMap::new(),
+            compaction_steps: 0,
         }
     }
 
@@ -412,6 +422,12 @@ impl Node {
             }
             is_unchecked
         });
+    }
+
+    /// Steps of compaction since the last call.
+    pub fn take_compaction_steps(&mut self) -> u64 {
+        let steps = self.host.compaction().steps;
+        steps - std::mem::replace(&mut self.compaction_steps, steps)
     }
 
     /// Looks at the engine's structures: the first invariant that does not hold.

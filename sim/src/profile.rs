@@ -31,6 +31,12 @@ pub struct Limits {
     pub delta_extents_max: usize,
     /// Bytes of index blocks kept in memory, beside a few that always are.
     pub index_bytes: u64,
+    /// Time between two looks of compaction at a volume; zero: it is off.
+    pub compact_ns: u64,
+    /// Packs of which less than this part is alive, in hundredths, are written anew. Above a hundred all are, for ever.
+    pub compact_percent: u64,
+    /// Requests of a reader in sequence above which a range is written anew.
+    pub compact_runs: usize,
     /// Recovery-point timer.
     pub rpo_ns: u64,
     /// Frame timer.
@@ -157,6 +163,9 @@ fn limits(rng: &mut Rng, sectors: u64) -> Limits {
         deltas_max: rng.within(1, 6) as usize,
         delta_extents_max: *rng.pick(&[8, 64, 1024]),
         index_bytes: *rng.pick(&[0, 8 << 10, 1 << 20]),
+        compact_ns: 0,
+        compact_percent: 50,
+        compact_runs: 2,
         rpo_ns: *rng.pick(&[20 * MS, 200 * MS, 5000 * MS]),
         frame_interval_ns: *rng.pick(&[MS, 10 * MS, 1000 * MS]),
         retry_ns: *rng.pick(&[MS, 20 * MS]),
@@ -265,7 +274,22 @@ impl Profile {
         profile.compute_ns = *rng.pick(&[0, 0, 20_000, MS]);
         profile.draw_set_back(seed);
         profile.draw_unchecked(seed);
+        profile.draw_compaction(seed);
         profile
+    }
+
+    /// Most worlds compact, and far more than is of use.
+    fn draw_compaction(&mut self, seed: u64) {
+        let rng = &mut Rng::stream(seed, "compaction");
+        let limits = &mut self.limits;
+        limits.compact_ns = *rng.pick(&[0, 20 * MS, 50 * MS, 500 * MS]);
+        limits.compact_percent = *rng.pick(&[50, 95, 400]);
+        let is_endless = limits.compact_percent > 100 || limits.compact_runs == 0;
+        if limits.compact_ns > 0 && is_endless {
+            // It never comes to an end, and a world has to.
+            limits.compact_ns = 4000 * MS;
+        }
+        limits.compact_runs = *rng.pick(&[0, 1, 2]);
     }
 
     /// In some worlds a server serves before the store has answered, which may be away when it starts.

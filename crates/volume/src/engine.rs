@@ -24,6 +24,7 @@ use crate::options::Options;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
 use crate::store::collector_state::CollectorState;
+use crate::store::compact::state::CompactionState;
 use crate::store::fetch_table::FetchTable;
 use crate::store::flow::budget::Budget;
 use crate::store::flow::shared_packs_state::SharedPacks;
@@ -109,6 +110,8 @@ pub(crate) struct Engine {
     pub(crate) unrecorded: Arc<UnnamedObjects>,
     /// What its passes over the store came to.
     pub(crate) collector: CollectorState,
+    /// What its compaction has done, and knows of the volumes that are open.
+    pub(crate) compaction: CompactionState,
 }
 
 impl fmt::Debug for Engine {
@@ -188,6 +191,7 @@ impl Engine {
             unnamed,
             unrecorded,
             collector: CollectorState::default(),
+            compaction: CompactionState::default(),
             options,
         }
     }

@@ -35,6 +35,8 @@ use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::collector;
 use crate::store::collector_state::CollectorReport;
+use crate::store::compact;
+use crate::store::compact::state::CompactionReport;
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::forget;
@@ -311,6 +313,14 @@ impl Host {
         engine.map_or_else(CollectorReport::default, |engine| engine.collector.report())
     }
 
+    /// What the compaction of this host did.
+    pub fn compaction(&self) -> CompactionReport {
+        let engine = self.engine.get();
+        engine.map_or_else(CompactionReport::default, |engine| {
+            engine.compaction.report()
+        })
+    }
+
     /// What the store holds.
     pub fn list_volumes(&self) -> Answer<Result<Vec<VolumeInfo>, OpenError>> {
         self.control(|engine| async move { catalog::list(&engine).await })
@@ -562,10 +572,16 @@ async fn start_engine(
     let before = found.sessions.current();
     engine.host_log.begin(port, engine.session_name, before);
     forget_reported_losses(&engine);
-    jobs.spawn(publish::run(Arc::clone(&engine)));
-    jobs.spawn(low_marks::run(Arc::clone(&engine)));
-    jobs.spawn(collector::run(Arc::clone(&engine)));
-    jobs.spawn(crate::log::reclaim::run(Arc::clone(&engine)));
+    spawn_background(&jobs, &engine);
     engine.request_reclaim();
     Ok(report)
+}
+
+/// What runs as long as the host does.
+fn spawn_background(jobs: &Arc<Jobs>, engine: &Arc<Engine>) {
+    jobs.spawn(publish::run(Arc::clone(engine)));
+    jobs.spawn(low_marks::run(Arc::clone(engine)));
+    jobs.spawn(collector::run(Arc::clone(engine)));
+    jobs.spawn(compact::run(Arc::clone(engine)));
+    jobs.spawn(crate::log::reclaim::run(Arc::clone(engine)));
 }

@@ -43,6 +43,8 @@ pub struct Options {
     pub low_mark_bytes: u64,
     /// Time between two passes of the garbage collector; zero switches it off. Each reads the index of all volumes.
     pub gc_interval_ns: u64,
+    /// Whether and how packs with much garbage, and scattered ranges, are written anew.
+    pub compact: CompactOptions,
     /// Everything older than this is uploaded.
     pub rpo_ns: u64,
     /// A frame is written at least this often while there is something to put in it.
@@ -51,6 +53,36 @@ pub struct Options {
     pub retry_ns: u64,
     /// Take over volumes whose last holder has not let go (a declared loss, S7).
     pub take_over: bool,
+}
+
+/// How a host compacts what the volumes that it has open hold in the store.
+#[derive(Clone, Debug)]
+pub struct CompactOptions {
+    /// Time between two looks at a volume; zero switches compaction off. A look costs nothing if the volume's pages
+    /// have not changed since one that found nothing to do, and otherwise reads all of them.
+    pub interval_ns: u64,
+    /// Bytes that it reads and writes in a second. It is work that nobody waits for.
+    pub bytes_per_s: u64,
+    /// A pack is written anew when less than this part of it is alive. With a half, a byte of garbage costs at most
+    /// one that is copied.
+    pub live_percent: u64,
+    /// Bytes of packs that one look chooses. Those with the most garbage for a byte that is copied go first, so the
+    /// rest is chosen anew when these are done.
+    pub pass_bytes: u64,
+    /// Requests that a reader of 128 KiB may need before the range is written anew.
+    pub runs_max: usize,
+}
+
+impl Default for CompactOptions {
+    fn default() -> CompactOptions {
+        CompactOptions {
+            interval_ns: 0,
+            bytes_per_s: 16 << 20,
+            live_percent: 50,
+            pass_bytes: 1 << 30,
+            runs_max: 2,
+        }
+    }
 }
 
 /// A slice of a large log is this part of it, so that the frozen layers stay few: those that writes fill have
@@ -105,6 +137,7 @@ impl Default for Options {
             low_mark_records: 1024,
             low_mark_bytes: 1 << 30,
             gc_interval_ns: 0,
+            compact: CompactOptions::default(),
             rpo_ns: 30 * SECOND_NS,
             frame_interval_ns: SECOND_NS,
             retry_ns: SECOND_NS,

@@ -38,6 +38,15 @@ impl World {
         Ok(())
     }
 
+    /// Counts what compactions have moved since the last event.
+    pub(super) fn count_compactions(&mut self) {
+        let nodes = self.machines.iter_mut().filter_map(|it| it.node.as_mut());
+        let steps: u64 = nodes.map(|node| node.take_compaction_steps()).sum();
+        for _ in 0..steps {
+            self.count(Fault::Compacted);
+        }
+    }
+
     /// Everything was opened from the store: what is left of it that nothing names has to go.
     pub(super) fn await_last_passes(&mut self) {
         if self.judges_garbage() {

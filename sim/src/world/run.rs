@@ -110,6 +110,7 @@ impl World {
         self.trace.record(&[self.now, order]);
         self.handle_event(event)?;
         self.judge_passes()?;
+        self.count_compactions();
         self.pump()?;
         let due = !self.clients_only && self.trace.events().is_multiple_of(INVARIANTS_EVERY);
         for machine in self.machines.iter().filter(|_| due) {

@@ -36,6 +36,9 @@ pub struct RootlessVolume {
 
 /// Counts a slice of a pack for its volume, of which the newest slice says name and size.
 pub(crate) fn add_slice(volumes: &mut BTreeMap<VolumeId, RootlessVolume>, slice: &Slice) {
+    if slice.is_copy_of_a_fork() {
+        return;
+    }
     let volume = volumes.entry(slice.origin).or_insert(RootlessVolume {
         volume: slice.origin,
         name: String::new(),

@@ -210,6 +210,19 @@ impl Index {
         });
     }
 
+    /// Visits the parts of a span that no delta covers, in order.
+    pub(crate) fn walk_uncovered(&self, span: Span, visit: &mut dyn FnMut(Span)) {
+        self.top.walk(span, |part, delta| {
+            if delta.is_none() {
+                walk_layers(&self.older, part, &mut |part, delta| {
+                    if delta.is_none() {
+                        visit(part);
+                    }
+                });
+            }
+        });
+    }
+
     /// How many deltas' extents begin in `span`, counted up to `most` of them.
     pub(crate) fn count_deltas_up_to(&self, span: Span, most: usize) -> usize {
         let older = self.older.iter().map(|layer| &**layer);

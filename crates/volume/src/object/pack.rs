@@ -23,7 +23,7 @@
 //! | 40 | 4 | key id, 0: not encrypted |
 //! | 44 | 4 | entries that follow |
 //! | 48 | 4 | ancestors of the volume that follow before them: volume id 16, LSN 8; the nearest first |
-//! | 52 | 4 | packs that hold the slice, this one among them |
+//! | 52 | 4 | packs that hold the slice, this one among them; 0: it is a copy, see docs/format.md |
 //! | 56 | 8 | first LSN of the slice |
 //! | 64 | 8 | size of the volume in bytes |
 //! | 72 | 4 | logical block size of the volume in bytes |
@@ -131,7 +131,8 @@ pub struct Slice {
     pub begin: Lsn,
     /// It goes up to here.
     pub last: Lsn,
-    /// The packs that hold it, this one among them.
+    /// The packs that hold it, this one among them. 0: it is no slice, but a *copy* of what the volume was at `last`, as
+    /// far as the pack has it.
     pub packs: u32,
     /// The volume as it was called, and how large it was, when the pack was made.
     pub volume: VolumeLabel,
@@ -149,6 +150,16 @@ pub struct VolumeLabel {
 }
 
 impl Slice {
+    /// It is the state at its last LSN, as far as its pack has it, and no part of the history.
+    pub fn is_copy(&self) -> bool {
+        self.packs == 0
+    }
+
+    /// It is a copy that a fork made of what it shares with this volume: it says nothing of the volume itself.
+    pub fn is_copy_of_a_fork(&self) -> bool {
+        self.is_copy() && self.volume.name.is_empty()
+    }
+
     /// Bytes of this slice with so many entries in a footer.
     pub fn footer_bytes(&self, entries: usize) -> u64 {
         let name = NAME_LENGTH_BYTES + self.volume.name.len();

@@ -126,9 +126,11 @@ impl PackWriter {
     }
 
     fn push(&mut self, slice: &Slice, item: Item) {
-        match self.sections.last_mut() {
-            Some(section) if section.slice == *slice => section.items.push(item),
-            _ => self.sections.push(Section {
+        // Nearly always the last one: only a pack of copies goes back and forth.
+        let mut sections = self.sections.iter_mut().rev();
+        match sections.find(|section| section.slice == *slice) {
+            Some(section) => section.items.push(item),
+            None => self.sections.push(Section {
                 slice: slice.clone(),
                 items: vec![item],
             }),
@@ -176,6 +178,27 @@ impl PackWriter {
         };
         self.w.raw(stored);
         self.push(slice, Item::Chunk(chunk));
+    }
+
+    /// Begins a slice of which there may be nothing.
+    pub fn add_slice(&mut self, slice: &Slice) {
+        self.sections.push(Section {
+            slice: slice.clone(),
+            items: Vec::new(),
+        });
+    }
+
+    /// Adds a chunk of another pack as it is stored there. Its origin must be the slice's.
+    pub fn add_stored(&mut self, slice: &Slice, chunk: &Chunk, stored: &[u8]) {
+        debug_assert_eq!(slice.origin, chunk.origin);
+        debug_assert_eq!(chunk.stored as usize, stored.len());
+        let copy = Chunk {
+            pack: self.id,
+            offset: u32::try_from(self.w.len()).expect("packs are closed long before 4 GiB"),
+            ..chunk.clone()
+        };
+        self.w.raw(stored);
+        self.push(slice, Item::Chunk(copy));
     }
 
     /// Adds a zeroed range.

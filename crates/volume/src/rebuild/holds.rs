@@ -12,6 +12,8 @@ impl Holds {
     pub(super) fn of<'a>(slices: impl Iterator<Item = &'a Slice>) -> Holds {
         // A hold that goes on over a restart has a new epoch, whose first LSN is above what the log holds by then; its
         // slices may begin before that.
+        // A copy was no part of what a hold wrote, and one that a fork made knows nothing of the volume's holds.
+        let slices = slices.filter(|it| !it.is_copy());
         let begun = slices.flat_map(|it| [(it.epoch, it.first), (it.since, it.begin)]);
         Holds(begun.collect())
     }

@@ -4,6 +4,8 @@
 //! - Slices that are left of one volume are of one line of owners, so the LSN orders them. Two that were cut of the same
 //!   part of it hold the same commits: the one that goes further lies over the other.
 //! - Slices are committed in order. So if one was, all before it were.
+//! - A *copy* that a compaction made is what the volume was at an LSN that was committed, as far as it goes. It lies over
+//!   all slices up to there, and below those that go further. It is void by nobody's word, and fills no gap.
 //! - One of which nothing says that it was committed counts only where it goes on from what counts without a gap.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +86,8 @@ pub(super) fn judge(target: &Target, base: &Base, parts: Vec<PackPart>, logs: &L
     for wanted in wanted(target, base) {
         let parts = by_origin.remove(&wanted.origin).unwrap_or_default();
         if wanted.origin == target.volume {
-            let owners = parts.iter().map(|it| (it.slice.epoch, it.session.host));
+            let own = parts.iter().filter(|it| !it.slice.is_copy_of_a_fork());
+            let owners = own.map(|it| (it.slice.epoch, it.session.host));
             lines.newest = owners.max();
         }
         judge_origin(&wanted, parts, logs, &mut lines);
@@ -129,7 +132,10 @@ fn judge_origin(wanted: &Wanted, parts: Vec<PackPart>, logs: &Logs, lines: &mut 
     let committed = slices
         .values()
         .map(|parts| &parts[0])
-        .filter(|part| !is_void(part) && logs.testimony(part) == Testimony::Committed)
+        .filter(|part| {
+            let is_named = || !is_void(part) && logs.testimony(part) == Testimony::Committed;
+            part.slice.is_copy() || is_named()
+        })
         .map(|part| part.slice.last)
         .chain([wanted.committed])
         .max()
@@ -137,6 +143,11 @@ fn judge_origin(wanted: &Wanted, parts: Vec<PackPart>, logs: &Logs, lines: &mut 
     let mut covered: Vec<(Lsn, Lsn)> = Vec::new();
     let mut reached = wanted.from;
     for ((last, epoch, first, _), parts) in slices {
+        if parts[0].slice.is_copy() {
+            reached = reached.max(last);
+            lines.taken.extend(parts);
+            continue;
+        }
         let is_whole = parts.len() >= parts[0].slice.packs as usize;
         let testimony = match logs.testimony(&parts[0]) {
             Testimony::NotCommitted => Testimony::NotCommitted,

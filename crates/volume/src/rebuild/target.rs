@@ -130,7 +130,11 @@ async fn find_rootless(
         }
         None => request.name.clone(),
     };
-    let own = parts.iter().filter(|part| part.slice.origin == volume);
+    let is_own = |part: &&PackPart| {
+        let slice = &part.slice;
+        slice.origin == volume && !slice.is_copy_of_a_fork()
+    };
+    let own = parts.iter().filter(is_own);
     let newest = own.max_by_key(|part| (part.slice.epoch, part.slice.last));
     let said = match (newest, &pinned) {
         (Some(PackPart { slice, .. }), _) => Some((slice.volume.size, slice.lineage.clone())),

@@ -35,6 +35,7 @@ use crate::request::plan::Pieces;
 pub use crate::request::plan::{ReadPlan, SyncWait, WritePlan};
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Watermarks;
+use crate::store::compact::state::VolumeSpace;
 use crate::store::fetch;
 use crate::store::fetch_table::{FetchTarget, chunk_key};
 use crate::store::read_ahead;
@@ -145,6 +146,11 @@ impl Volume {
     /// Why the last upload failed, if it did; it is being tried again.
     pub fn upload_error(&self) -> Option<String> {
         self.tail.upload.last_error()
+    }
+
+    /// What is known of its packs in the store; none: it was not surveyed since it was opened.
+    pub fn space(&self) -> Option<VolumeSpace> {
+        self.engine.compaction.space(self.tail.id().volume)
     }
 
     /// Bytes sent to the store for this volume since it was opened: packs, index and roots.

@@ -24,7 +24,7 @@ use crate::store::index_blocks;
 use crate::store::objects::{RangeError, read_range};
 
 /// Chunks of a pack that are closer to each other than this share a range request.
-const GAP_BYTES: u64 = 64 << 10;
+pub(super) const GAP_BYTES: u64 = 64 << 10;
 /// The longest range of one request.
 const RANGE_BYTES_MAX: u64 = 4 << 20;
 
@@ -264,7 +264,8 @@ fn store_in_memory(
     }
 }
 
-fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
+/// Copies content to the disk cache in the background, unless nothing there may be evicted for it.
+pub(super) fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
     let now = engine.jobs.now().mono_ns;
     let bytes = content.len() as u64;
     let Some(allocation) = engine.cache.allocate_on_disk(key, bytes, now) else {

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::hostlog::record::NamedObject;
 use crate::log::frame::Record;
 use crate::map::delta::Delta;
 use crate::map::index::{DeltaMap, NODE_SECTORS, walk_layers};
-use crate::object::ObjectId;
 use crate::object::page::{BlockRef, PAGE_SECTORS};
 use crate::object::root::DeltaRef;
 use crate::request::tail::{Status, Tail};
@@ -61,7 +61,9 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
                         && !canary::active!("poisoned_log_names_objects");
                 // Pages must not get commits that are newer than a point.
                 let is_held = !inner.points.is_empty();
-                inner.points.set_fold_next(is_due && !is_refused);
+                // While a compaction is at it the fold waits, and points need not.
+                let is_next = is_due && !is_refused && !tail.upload.index_turn.is_taken();
+                inner.points.set_fold_next(is_next);
                 (is_due && !is_refused && !is_held).then_some(true)
             })
             .await;
@@ -92,6 +94,7 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
 
 /// Folds everything that was stored so far.
 async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    let _index = tail.upload.index_turn.take().await;
     // The number of deltas that the root lists for the prefix; they are its first.
     let (prefix, mut deltas, lsn) = {
         let _turn = tail.upload.turn.take().await;
@@ -281,7 +284,14 @@ impl<'a> Step<'a> {
         self.out.flush().await?;
         // Held until the root names them, or until the update has failed.
         let objects = self.out.take_objects();
-        let _turn = name_and_take_turn(engine, tail, &objects, self.may_wait).await?;
+        let named = |object: &UnnamedObject| NamedObject {
+            volume: 0,
+            is_index: true,
+            is_kept: false,
+            number: object.id().number,
+        };
+        let names: Vec<NamedObject> = objects.iter().map(named).collect();
+        let _turn = name_and_take_turn(engine, tail, &names, self.may_wait).await?;
         if tail.lock().status != Status::Live {
             return Err(OpenError::Fenced(tail.name().to_owned()));
         }
@@ -328,32 +338,33 @@ impl<'a> Step<'a> {
 
 /// Names objects in a record of the host's log, and takes the turn at the root. Another update may have moved the
 /// root's mark past that record, after which nothing would keep the objects: then another record names them.
-async fn name_and_take_turn<'a>(
+pub(super) async fn name_and_take_turn<'a>(
     engine: &Engine,
     tail: &'a Arc<Tail>,
-    objects: &[UnnamedObject],
+    objects: &[NamedObject],
     mut may_wait: bool,
 ) -> Result<RootTurnGuard<'a>, OpenError> {
-    let ids: Vec<ObjectId> = objects.iter().map(UnnamedObject::id).collect();
     loop {
         let head = || {
             let head = tail.upload.head();
             head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))
         };
         let before = head()?.root;
-        if !ids.is_empty() && !canary::active!("fold_names_its_objects_nowhere") {
+        if !objects.is_empty() && !canary::active!("fold_names_its_objects_nowhere") {
             let log = &engine.host_log;
             let due_ns = match may_wait && !is_pressing(engine, tail) {
                 true => next_record_ns(engine),
                 false => 0,
             };
-            log.name_index_objects(tail, before.epoch, &ids, due_ns)
+            log.name_objects(tail, before.epoch, objects, due_ns)
                 .await?;
             may_wait = false;
         }
         let turn = tail.upload.turn.take().await;
         let is_moved = head()?.root.mark() != before.mark();
-        if !is_moved || ids.is_empty() || canary::active!("moved_root_names_what_was_named_before")
+        if !is_moved
+            || objects.is_empty()
+            || canary::active!("moved_root_names_what_was_named_before")
         {
             return Ok(turn);
         }
@@ -405,6 +416,7 @@ fn cut_window(delta: DeltaRef, folded: Span, blocked: &[Span]) -> Vec<DeltaRef> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::ObjectId;
 
     #[test]
     fn a_window_keeps_what_is_not_folded() {

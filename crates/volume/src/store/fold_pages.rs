@@ -42,8 +42,8 @@ pub(super) struct FoldInput {
 
 /// Collects index blocks into objects and writes them.
 pub(super) struct Output<'a> {
-    engine: &'a Arc<Engine>,
-    tail: &'a Tail,
+    pub(super) engine: &'a Arc<Engine>,
+    pub(super) tail: &'a Tail,
     object: UnnamedObject,
     bytes: Vec<u8>,
     /// Objects in the store that nothing names yet.
@@ -68,7 +68,7 @@ impl<'a> Output<'a> {
 
     /// Adds a block, and copies it to the cache disk, where the block that it replaces will not be looked up any
     /// more.
-    async fn add(&mut self, block: Vec<u8>) -> Result<BlockRef, OpenError> {
+    pub(super) async fn add(&mut self, block: Vec<u8>) -> Result<BlockRef, OpenError> {
         if self.bytes.len() + block.len() > OBJECT_BYTES {
             self.flush().await?;
         }

@@ -23,7 +23,6 @@ use crate::hostlog::record::NamedObject;
 use crate::hostlog::stop::Stop;
 use crate::jobs::{Answer, AnswerSender, Port, Signal};
 use crate::lock::lock;
-use crate::object::ObjectId;
 use crate::request::tail::Tail;
 use crate::sync::Mutex;
 use crate::units::{Epoch, LogSession, VolumeId};
@@ -270,26 +269,19 @@ impl HostLog {
         }
     }
 
-    /// Waits until an effective record names these index objects of a volume. Until `due_ns` it waits for a record
-    /// that is sent for something else.
-    pub(super) async fn name_index_objects(
+    /// Waits until an effective record names these objects of a volume, which only its root is to name. Until `due_ns` it
+    /// waits for a record that is sent for something else.
+    pub(super) async fn name_objects(
         &self,
         tail: &Arc<Tail>,
         epoch: Epoch,
-        objects: &[ObjectId],
+        objects: &[NamedObject],
         due_ns: u64,
     ) -> Result<(), OpenError> {
-        let name = |object: &ObjectId| NamedObject {
-            volume: 0,
-            is_index: true,
-            is_kept: false,
-            number: object.number,
-        };
-        let objects = objects.iter().map(name).collect();
         let asked = |answer| RecordRequest {
             tail: Arc::clone(tail),
             epoch,
-            objects,
+            objects: objects.to_vec(),
             ends: false,
             due_ns,
             answer,

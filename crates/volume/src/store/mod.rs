@@ -16,6 +16,7 @@ mod cadence;
 pub(crate) mod catalog;
 pub(crate) mod collector;
 pub(crate) mod collector_state;
+pub(crate) mod compact;
 pub(crate) mod diff;
 pub(crate) mod endings;
 pub(crate) mod fetch;

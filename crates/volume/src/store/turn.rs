@@ -18,6 +18,11 @@ pub(crate) struct RootTurn {
 pub(crate) struct RootTurnGuard<'a>(&'a RootTurn);
 
 impl RootTurn {
+    /// Somebody holds the turn.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.taken.load(Ordering::Acquire)
+    }
+
     /// Waits for the caller's turn.
     pub(crate) async fn take(&self) -> RootTurnGuard<'_> {
         let take = || (!self.taken.swap(true, Ordering::AcqRel)).then_some(());

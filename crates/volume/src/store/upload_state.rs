@@ -60,6 +60,8 @@ pub(crate) struct UploadState {
     grow: AtomicU64,
     pub(super) changed: Signal,
     pub(super) turn: RootTurn,
+    /// Whose turn it is to write pages anew: a fold's, or a compaction's. It is taken before the turn at the root.
+    pub(super) index_turn: RootTurn,
     head: Mutex<Option<KnownRoot>>,
     /// The root that this host wrote or saw last, known also before the volume is open.
     mark: Mutex<RootMark>,

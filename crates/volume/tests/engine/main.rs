@@ -8,6 +8,7 @@ mod check;
 mod collector;
 mod collector_pins;
 mod collector_sessions;
+mod compaction;
 mod computing;
 mod continuation;
 mod copied_tails;

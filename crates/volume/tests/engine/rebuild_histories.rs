@@ -1,17 +1,17 @@
-//! Rebuilds after random histories: writes, discards, folds, snapshots, forks, restores, passes of the collector, kills,
-//! take-overs by other hosts and packs that are brought and never committed. What each volume was when it was last
+//! Rebuilds after random histories: writes, discards, folds, compactions, snapshots, forks, restores, passes of the collector,
+//! kills, take-overs by other hosts and packs that are brought and never committed. What each volume was when it was last
 //! stored is what it is after its root is lost and rebuilt; and where the collector removed packs, but for zeroes.
 
 use std::collections::BTreeMap;
 
 use blkmq::io::Op;
-use volume::Volume;
 use volume::rebuild::Unknown;
+use volume::{CompactOptions, Volume};
 
-use crate::support::World;
 use crate::support::hosts::{close, elsewhere, other_host};
 use crate::support::points::{done, gc, make_fork, snapshot, snapshot_names};
 use crate::support::rebuilds::{remove_below, taking_over, try_rebuild};
+use crate::support::{Environment, World, compacting};
 
 const MIB: u64 = 1 << 20;
 const BLOCKS: u64 = 256;
@@ -28,7 +28,14 @@ struct History {
 
 impl History {
     fn begin(seed: u64) -> History {
-        let mut world = World::new();
+        let mut world = World::start(Environment {
+            // In half of the histories, and some of these write anew what is hardly garbage at all.
+            compact: (seed % 2 == 1).then(|| CompactOptions {
+                live_percent: if seed % 4 == 1 { 95 } else { 50 },
+                ..compacting()
+            }),
+            ..Environment::default()
+        });
         world.create("demo", 8 * MIB);
         let volume = world.open("demo");
         History {
@@ -179,6 +186,10 @@ impl History {
             81..84 => self.restore(),
             84..88 => self.kill(),
             88..93 => self.take_over(),
+            93..95 => {
+                self.tell("pass".into());
+                self.world.pass(400);
+            }
             _ => {
                 self.tell("gc".into());
                 gc(&mut self.world);

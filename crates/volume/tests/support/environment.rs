@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq::io::FileId;
-use volume::Continuation;
+use volume::{CompactOptions, Continuation};
 
 use super::rings::HeapRings;
 
@@ -67,6 +67,8 @@ pub(crate) struct Environment {
     pub(crate) bad: Vec<Range<u64>>,
     /// Where the log cannot be read.
     pub(crate) unreadable: Vec<Range<u64>>,
+    /// Hosts compact like this, whatever their options say.
+    pub(crate) compact: Option<CompactOptions>,
     /// The next start continues the host that was stopped.
     pub(crate) continues: Option<Continuation>,
     /// Objects that are made when they are asked for: by key, offset and length.
@@ -96,6 +98,7 @@ impl Environment {
             rings: Arc::new(self.rings.copy()),
             boot: self.boot,
             versions: self.versions,
+            compact: self.compact.clone(),
             ..Environment::default()
         }
     }

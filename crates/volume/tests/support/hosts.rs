@@ -20,6 +20,7 @@ pub(crate) fn hand_over(from: &mut World, to: &mut World) {
 pub(crate) fn other_host(from: &mut World) -> World {
     let mut other = World::start(Environment {
         versions: from.env.versions + 5000,
+        compact: from.env.compact.clone(),
         ..Environment::default()
     });
     hand_over(from, &mut other);
@@ -31,6 +32,7 @@ pub(crate) fn elsewhere(world: &World) -> World {
     World::start(Environment {
         objects: world.env.objects.clone(),
         versions: world.env.versions + 5000,
+        compact: world.env.compact.clone(),
         ..Environment::default()
     })
 }

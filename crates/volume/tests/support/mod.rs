@@ -24,7 +24,8 @@ use volume::driver::{
 };
 use volume::units::Now;
 use volume::{
-    Continuation, Host, Notify, OpenError, Options, RecoveryReport, RequestId, Setup, Volume,
+    CompactOptions, Continuation, Host, Notify, OpenError, Options, RecoveryReport, RequestId,
+    Setup, Volume,
 };
 
 #[allow(unused_imports, reason = "each test file uses its part")]
@@ -90,6 +91,15 @@ pub(crate) fn options() -> Options {
     }
 }
 
+/// Compacts as soon as there is anything to compact, and at once.
+pub(crate) fn compacting() -> CompactOptions {
+    CompactOptions {
+        interval_ns: 100_000_000,
+        bytes_per_s: u64::MAX,
+        ..CompactOptions::default()
+    }
+}
+
 /// A world with an open volume of 64 MiB, `demo`.
 pub(crate) fn with_volume() -> (World, Volume) {
     let mut world = World::new();
@@ -109,8 +119,11 @@ impl World {
 
     pub(crate) fn try_start(
         mut env: Environment,
-        options: Options,
+        mut options: Options,
     ) -> Result<World, Box<(OpenError, Environment)>> {
+        if let Some(compact) = &env.compact {
+            options.compact = compact.clone();
+        }
         env.versions += 1;
         let mut entropy = [0; 32];
         entropy[..8].copy_from_slice(&env.versions.to_le_bytes());

@@ -1,0 +1,201 @@
+//! Compaction: what is alive in packs with much garbage, and ranges that random writes scattered, is written anew in
+//! the order of the volume, by the host that has the volume open ([ADR 0056](../../../../docs/adr/0056-compaction.md)).
+//!
+//! ```text
+//! survey: pages, one after the other -> what is alive of each pack, which pages are scattered
+//!      -> choose (pure): packs by garbage per live byte, cold scattered pages
+//!      -> for each step, of about one pack:
+//!           copy: read live chunks, verify them, PUT a pack         nothing names it
+//!           swap: pages that point to it, a record that names all, one update of the root
+//! ```
+//!
+//! Nothing of a step is visible before its root is committed, and that root means what the one before meant. So a
+//! step that fails, or is cut short, loses nothing but its own work. Deltas are never looked into: they lie over the pages.
+//! It must never move what a page does not point to any more, nor give a copy another origin, address or LSN.
+//!
+//! One job of the host goes from volume to volume, so memory is bounded per host: one survey, one step.
+
+pub(crate) mod choose;
+mod copy;
+mod pinned;
+mod shared;
+pub(crate) mod state;
+mod survey;
+mod swap;
+mod walk;
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::request::tail::{Status, Tail};
+use crate::store::endings::{end, is_final};
+use crate::sync::atomic::Ordering;
+use choose::Chosen;
+use state::VolumeFacts;
+
+/// Bytes after which a job that reads or writes gives others their time.
+const QUANTUM_BYTES: u64 = 1 << 20;
+
+/// Goes from volume to volume, as long as the host runs.
+pub(crate) async fn run(engine: Arc<Engine>) {
+    let interval_ns = engine.options.compact.interval_ns;
+    if interval_ns == 0 {
+        return;
+    }
+    // Random, so that hosts started together do not all begin at once.
+    let first_ns = interval_ns / 2 + engine.next_nonce() % interval_ns.div_ceil(2);
+    engine.port.sleep(first_ns).await;
+    loop {
+        let mut served = Vec::new();
+        for tail in engine.tails() {
+            served.push(tail.id().volume);
+            visit(&engine, &tail).await;
+        }
+        engine.compaction.keep_only(&served);
+        engine.port.sleep(interval_ns).await;
+    }
+}
+
+/// One look at a volume, and the steps that it asks for.
+async fn visit(engine: &Arc<Engine>, tail: &Arc<Tail>) {
+    let compacted = compact(engine, tail).await;
+    let Err(error) = compacted else {
+        return;
+    };
+    if is_final(&error) {
+        // There may be no write whose publication would notice it.
+        end(engine, tail, &error);
+    } else if tail.lock().status == Status::Live {
+        engine.compaction.on_failure();
+        tracing::warn!(volume = tail.name(), %error, "a compaction failed; trying again");
+    }
+}
+
+/// Whether roots of this volume may be written now; if not, a step is not begun, or left where it is.
+fn is_allowed(engine: &Engine, tail: &Tail) -> bool {
+    tail.lock().status == Status::Live
+        && tail.upload.refusal().is_none()
+        && engine.host_log.check_not_stopped().is_ok()
+        // A poisoned log publishes no record, and a root may name only what a record has named.
+        && !engine.poisoned.load(Ordering::Acquire)
+}
+
+async fn compact(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    let volume = tail.id().volume;
+    let Some(head) = tail.upload.head().filter(|_| is_allowed(engine, tail)) else {
+        return Ok(());
+    };
+    let facts = engine.compaction.facts(volume);
+    let stored = tail.stored_lsn();
+    if facts.visited == Some(stored) && tail.lock().index.unfolded_deltas() > 0 {
+        // It is not written to: what its deltas hide is garbage only once they are folded.
+        tail.upload.set_fold_asked(true);
+    }
+    engine.compaction.set_visited(volume, stored);
+    let is_resting = engine.jobs.mono_ns() < facts.rests_until_ns;
+    if is_resting || facts.is_settled(&head.root.nodes) {
+        return Ok(());
+    }
+    let Some(mut surveyed) = survey::survey(engine, tail, &facts).await? else {
+        return Ok(());
+    };
+    shared::judge(engine, tail, &mut surveyed, &facts).await?;
+    let mut chosen = choose::choose(&engine.options.compact, &surveyed, &facts.unreadable);
+    pinned::leave_out(engine, tail, &mut chosen).await?;
+    tracing::debug!(
+        volume = tail.name(),
+        live = surveyed.live_bytes(),
+        garbage = surveyed.garbage_bytes(),
+        packs = chosen.packs.len(),
+        pages = chosen.pages.len(),
+        "surveyed"
+    );
+    let unix_ms = engine.jobs.now().unix_ms;
+    engine
+        .compaction
+        .on_surveyed(volume, &surveyed, &chosen, unix_ms);
+    // What is moved is looked at once more: only a survey that finds nothing to do settles it.
+    let is_settled = chosen.is_empty() && !surveyed.is_warm;
+    let nodes = is_settled.then_some(head.root.nodes);
+    engine.compaction.set_settled(volume, nodes);
+    relocate(engine, tail, &chosen).await
+}
+
+/// Moves what was chosen, step by step.
+async fn relocate(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    chosen: &Chosen,
+) -> Result<(), OpenError> {
+    let mut pace = Pace::new(engine, tail);
+    let mut next = (!chosen.is_empty()).then_some(0);
+    while let Some(from) = next {
+        if !pace.wait().await {
+            return Ok(());
+        }
+        let gathered = walk::gather(engine, tail, chosen, from).await?;
+        next = gathered.next;
+        if gathered.parts.is_empty() {
+            pace.add(gathered.index_bytes);
+            continue;
+        }
+        let read = gathered.chunk_bytes + gathered.index_bytes;
+        let Some(copied) = copy::copy(engine, tail, gathered).await? else {
+            pace.add(read);
+            continue;
+        };
+        let swapped = swap::swap(engine, tail, copied).await?;
+        engine.compaction.on_step(read, swapped.written);
+        pace.add(read + swapped.written);
+    }
+    Ok(())
+}
+
+/// Keeps a procedure below the foreground: so many bytes a second, and none while writers wait for the store.
+struct Pace<'a> {
+    engine: &'a Engine,
+    tail: &'a Tail,
+    spent: u64,
+}
+
+impl<'a> Pace<'a> {
+    fn new(engine: &'a Engine, tail: &'a Tail) -> Pace<'a> {
+        let spent = 0;
+        Pace {
+            engine,
+            tail,
+            spent,
+        }
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.spent += bytes;
+    }
+
+    /// Waits for its turn; false if the volume is to be left alone.
+    async fn wait(&mut self) -> bool {
+        let engine = self.engine;
+        if self.spent >= QUANTUM_BYTES {
+            let rate = engine.options.compact.bytes_per_s.max(1);
+            let ns = u128::from(self.spent) * 1_000_000_000 / u128::from(rate);
+            self.spent = 0;
+            engine
+                .port
+                .sleep(u64::try_from(ns).unwrap_or(u64::MAX))
+                .await;
+        }
+        while engine.space.is_pressed() && is_allowed(engine, self.tail) {
+            engine.port.sleep(engine.options.retry_ns).await;
+        }
+        engine.port.pause().await;
+        is_allowed(engine, self.tail)
+    }
+}
+
+impl VolumeFacts {
+    /// Nothing has changed since a survey found nothing to do.
+    fn is_settled(&self, nodes: &[(u64, crate::object::page::BlockRef)]) -> bool {
+        self.settled.as_deref() == Some(nodes)
+    }
+}

@@ -1,0 +1,670 @@
+//! Compaction: what is alive in packs with much garbage, and what random writes scattered, goes elsewhere, and nobody who
+//! reads notices, whatever happens meanwhile.
+//!
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
+
+use std::collections::BTreeSet;
+
+use crate::support::checks::check_all;
+use crate::support::hosts::{elsewhere, root_of, taken_over};
+use crate::support::points::{delete_snapshot, fold, gc, make_fork, packs, snapshot};
+use crate::support::rebuilds::{remove_below, taking_over, try_rebuild};
+use crate::support::{Environment, Fault, World, compacting, options, random_bytes};
+use blkmq::error::ErrorKind;
+use blkmq::io::Op;
+use volume::hostlog::names::object_of_key;
+use volume::hostlog::record::{Content, Record};
+use volume::object::pack::decode;
+use volume::{CompactOptions, Volume};
+
+const BLOCK: u64 = 4096;
+/// Blocks of the volume `demo` in most tests.
+const BLOCKS: u64 = 512;
+
+/// A world with an open volume, and what it should hold: seeds of noise, 0 for zeroes.
+struct Disk {
+    world: World,
+    volume: Volume,
+    blocks: Vec<u64>,
+    drawn: u64,
+}
+
+fn environment(compact: Option<CompactOptions>) -> Environment {
+    Environment {
+        compact,
+        ..Environment::default()
+    }
+}
+
+impl Disk {
+    fn new(compact: Option<CompactOptions>) -> Disk {
+        let mut world = World::start(environment(compact));
+        world.create("demo", BLOCKS * BLOCK);
+        let volume = world.open("demo");
+        Disk {
+            world,
+            volume,
+            blocks: vec![0; BLOCKS as usize],
+            drawn: 0,
+        }
+    }
+
+    fn write(&mut self, block: u64) {
+        self.drawn += 1;
+        let seed = self.drawn;
+        let volume = self.volume.clone();
+        self.world.write_noise(&volume, block * 8, seed, BLOCK);
+        self.blocks[block as usize] = seed;
+    }
+
+    fn discard(&mut self, block: u64) {
+        let op = Op::Discard {
+            sector: block * 8,
+            sectors: 8,
+            fua: false,
+        };
+        let volume = self.volume.clone();
+        self.world.request(&volume, op, &mut []).expect("discarded");
+        self.blocks[block as usize] = 0;
+    }
+
+    fn sync(&mut self) {
+        let volume = self.volume.clone();
+        self.world.sync(&volume);
+    }
+
+    /// All blocks in order, and then so many rounds of random ones.
+    fn age(&mut self, rounds: u64) {
+        (0..BLOCKS).for_each(|block| self.write(block));
+        self.sync();
+        let mut random = fastrand::Rng::with_seed(rounds);
+        for _ in 0..rounds {
+            for _ in 0..48 {
+                self.write(random.u64(..BLOCKS));
+            }
+            self.sync();
+            self.world.pass(20);
+        }
+    }
+
+    /// Everything is in pages.
+    fn fold(&mut self) {
+        gc(&mut self.world);
+    }
+
+    fn verify(&mut self) {
+        let volume = self.volume.clone();
+        verify(&mut self.world, &volume, &self.blocks);
+    }
+}
+
+fn verify(world: &mut World, volume: &Volume, blocks: &[u64]) {
+    for (block, seed) in blocks.iter().enumerate() {
+        let found = world.read(volume, block as u64 * 8, BLOCK as usize);
+        let expected = match seed {
+            0 => vec![0; BLOCK as usize],
+            seed => random_bytes(*seed, BLOCK),
+        };
+        assert!(found == expected, "block {block}");
+    }
+}
+
+/// Bytes of all packs in the store.
+fn pack_bytes(env: &Environment) -> u64 {
+    let packs = env.objects.iter();
+    let packs = packs.filter(|(key, _)| key.starts_with("packs/"));
+    packs.map(|(_, (data, _))| data.len() as u64).sum()
+}
+
+/// Packs of copies in the store.
+fn copies(env: &Environment) -> BTreeSet<String> {
+    let is_copy = |data: &[u8]| {
+        let pack = decode(data).expect("a pack");
+        pack.sections.iter().any(|section| section.slice.is_copy())
+    };
+    let packs = env.objects.iter();
+    let packs = packs.filter(|(key, (data, _))| key.starts_with("packs/") && is_copy(data));
+    packs.map(|(key, _)| key.clone()).collect()
+}
+
+/// The store of an aged volume of which nothing was compacted yet, and its content. The host is gone.
+fn aged() -> (Environment, Vec<u64>) {
+    let mut disk = Disk::new(None);
+    disk.age(12);
+    for block in 40..60 {
+        disk.discard(block);
+    }
+    disk.sync();
+    disk.fold();
+    (disk.world.kill(), disk.blocks)
+}
+
+fn open_aged(env: &Environment, compact: Option<CompactOptions>) -> (World, Volume) {
+    let mut world = World::start(Environment {
+        compact,
+        ..env.copy()
+    });
+    let volume = world.open("demo");
+    (world, volume)
+}
+
+#[test]
+fn what_random_overwrites_leave_behind_is_bounded_by_what_is_alive() {
+    let bytes_after = |compact| {
+        let mut disk = Disk::new(compact);
+        disk.age(120);
+        disk.world.pass(3000);
+        for _ in 0..3 {
+            gc(&mut disk.world);
+            disk.world.pass(1000);
+        }
+        disk.verify();
+        let report = disk.world.host.compaction();
+        (pack_bytes(&disk.world.env), report)
+    };
+    let (without, _) = bytes_after(None);
+    let (with, report) = bytes_after(Some(compacting()));
+    let live = BLOCKS * BLOCK;
+    println!("{live} bytes alive; packs without compaction {without}, with it {with}; {report:?}");
+    assert!(without > 2 * live, "there is something to do: {without}");
+    // Entries in footers, 3 % of such blocks, come on top.
+    assert!(
+        with <= 2 * live + live / 16,
+        "{with} bytes for {live}: {report:?}"
+    );
+    assert!(report.freed_bytes > 0 && report.steps > 0, "{report:?}");
+    assert_eq!((report.failures, report.unreadable_chunks), (0, 0));
+}
+
+#[test]
+fn after_it_a_reader_in_sequence_needs_two_requests_for_128_kib() {
+    let requests = |env: &Environment, compact| {
+        let (mut world, volume) = open_aged(env, compact);
+        world.pass(3000);
+        let (mut cold, theirs) = taken_over(&world);
+        drop(volume);
+        // The index is in memory after this, and not one of these chunks.
+        cold.read(&theirs, (BLOCKS - 1) * 8, BLOCK as usize);
+        let key = ("range", "packs".to_owned());
+        let count = |world: &World| world.env.requests.get(&key).copied().unwrap_or(0);
+        let mut most = 0;
+        // From behind, so that nothing is read ahead.
+        for window in (0..BLOCKS / 32 - 1).rev() {
+            let before = count(&cold);
+            cold.read(&theirs, window * 32 * 8, 128 << 10);
+            most = most.max(count(&cold) - before);
+        }
+        most
+    };
+    let (env, _) = aged();
+    let before = requests(&env, None);
+    let after = requests(&env, Some(compacting()));
+    println!("requests for 128 KiB, at most: {before} before, {after} after");
+    assert!(before > 4, "{before}");
+    assert!(after <= 2, "{after}");
+}
+
+#[test]
+fn a_snapshot_and_a_fork_read_the_same_before_and_after() {
+    let mut disk = Disk::new(Some(compacting()));
+    disk.age(4);
+    snapshot(&mut disk.world, "demo@before").expect("taken");
+    make_fork(&mut disk.world, "demo", "fork").expect("forked");
+    let then = disk.blocks.clone();
+    disk.age(12);
+    disk.fold();
+    disk.world.pass(3000);
+    disk.verify();
+    assert!(disk.world.host.compaction().steps > 0);
+    for _ in 0..2 {
+        gc(&mut disk.world);
+    }
+    let mut other = elsewhere(&disk.world);
+    let fork = other.try_open("fork", true).expect("opened");
+    verify(&mut other, &fork, &then);
+    // The fork is compacted by itself: its own blocks, and those that it shares.
+    let mut fork = Disk {
+        volume: fork,
+        world: other,
+        blocks: then.clone(),
+        drawn: 1 << 32,
+    };
+    for round in 0..12 {
+        for block in 0..32 {
+            fork.write((block * 16 + round) % BLOCKS);
+        }
+        fork.sync();
+    }
+    fork.fold();
+    fork.world.pass(3000);
+    assert!(fork.world.host.compaction().steps > 0);
+    fork.verify();
+    assert!(check_all(&fork.world.env.objects, true).damage.is_empty());
+    let mut last = elsewhere(&fork.world);
+    let found = last.try_open("fork", true).expect("opened");
+    verify(&mut last, &found, &fork.blocks);
+    make_fork(&mut last, "demo@before", "again").expect("forked");
+    let again = last.open("again");
+    verify(&mut last, &again, &then);
+}
+
+#[test]
+fn what_a_snapshot_keeps_is_not_copied_until_it_goes_and_holds_up_nothing_else() {
+    let compact = CompactOptions {
+        // For space alone.
+        runs_max: usize::MAX,
+        ..compacting()
+    };
+    let mut disk = Disk::new(None);
+    (0..BLOCKS).for_each(|block| disk.write(block));
+    disk.sync();
+    snapshot(&mut disk.world, "demo@first").expect("taken");
+    // Of the first packs every fourth block stays, of those behind the snapshot as well.
+    for _ in 0..2 {
+        (0..BLOCKS)
+            .filter(|at| at % 4 > 0)
+            .for_each(|at| disk.write(at));
+        disk.sync();
+    }
+    disk.fold();
+    let blocks = disk.blocks.clone();
+    let env = disk.world.kill();
+    let (mut world, volume) = open_aged(&env, Some(compact));
+    world.pass(3000);
+    verify(&mut world, &volume, &blocks);
+    let kept = world.host.compaction();
+    delete_snapshot(&mut world, "demo@first").expect("deleted");
+    fold(&mut world, &volume, 0);
+    world.pass(3000);
+    let then = world.host.compaction();
+    assert!(
+        then.read_bytes > kept.read_bytes + (BLOCKS * BLOCK) / 8,
+        "{kept:?}, {then:?}"
+    );
+    assert!(kept.read_bytes < (BLOCKS * BLOCK) / 8, "{kept:?}");
+}
+
+#[test]
+fn a_crash_or_a_lost_answer_at_any_request_loses_nothing() {
+    let (env, blocks) = aged();
+    for fault in [Fault::LostAnswer, Fault::Outage, Fault::OutageBehind] {
+        for nth in 0.. {
+            let (mut world, volume) = open_aged(&env, Some(compacting()));
+            world.env.fault_after = Some((nth, fault));
+            world.pass(300);
+            let is_over = world.env.fault_after.is_some();
+            let mut killed = world.kill();
+            killed.outage = false;
+            killed.fault_after = None;
+            killed.compact = None;
+            drop(volume);
+            let mut world = World::start(killed);
+            let volume = world.open("demo");
+            verify(&mut world, &volume, &blocks);
+            for _ in 0..2 {
+                gc(&mut world);
+            }
+            let report = check_all(&world.env.objects, true);
+            assert!(
+                report.damage.is_empty(),
+                "{fault:?} {nth}: {:?}",
+                report.damage
+            );
+            let (mut other, theirs) = taken_over(&world);
+            verify(&mut other, &theirs, &blocks);
+            if is_over {
+                assert!(nth > 20, "{nth} requests");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_take_over_at_any_moment_finds_all_and_the_host_before_ends() {
+    let (env, blocks) = aged();
+    for ms in (0..900).step_by(30) {
+        let (mut world, volume) = open_aged(&env, Some(compacting()));
+        world.env.store_ms = 20;
+        world.pass(80 + ms);
+        let (other, _theirs) = taken_over(&world);
+        world.env.objects = other.env.objects.clone();
+        world.env.versions = other.env.versions + 1;
+        world.pass(5000);
+        let root = root_of(&world.env, "demo");
+        assert_eq!(root, root_of(&other.env, "demo"), "after {ms} ms");
+        assert!(check_all(&world.env.objects, true).damage.is_empty());
+        drop(volume);
+        let (mut last, found) = taken_over(&world);
+        verify(&mut last, &found, &blocks);
+    }
+}
+
+#[test]
+fn what_is_damaged_in_the_store_stays_damaged_where_it_is_and_the_rest_goes_on() {
+    let (mut env, blocks) = aged();
+    // The first chunk of each pack that is the volume's, for packs are read from there.
+    let keys: Vec<String> = env.objects.keys().cloned().collect();
+    let damaged = keys.iter().filter(|key| key.starts_with("packs/"));
+    for key in damaged {
+        let (data, _) = env.objects.get_mut(key).expect("listed");
+        data[20] ^= 1;
+    }
+    let before = check_all(&env.objects, true).damage;
+    assert!(!before.is_empty(), "some of it is alive");
+    let (mut world, volume) = open_aged(&env, Some(compacting()));
+    world.pass(3000);
+    let report = world.host.compaction();
+    assert!(
+        report.steps > 0 && report.unreadable_chunks > 0,
+        "{report:?}"
+    );
+    let after = check_all(&world.env.objects, true).damage;
+    let places = |damage: &[volume::check::Damage]| -> BTreeSet<(String, u64, u64)> {
+        let place = |it: &volume::check::Damage| (it.object.clone(), it.offset, it.bytes);
+        damage.iter().map(place).collect()
+    };
+    assert_eq!(places(&before), places(&after));
+    let mut lost = 0;
+    for (block, seed) in blocks.iter().enumerate() {
+        let op = Op::Read {
+            sector: block as u64 * 8,
+            sectors: 8,
+        };
+        let mut data = vec![0; BLOCK as usize];
+        match world.request(&volume, op, &mut data) {
+            Ok(()) if *seed == 0 => assert!(data.iter().all(|byte| *byte == 0)),
+            Ok(()) => assert!(data == random_bytes(*seed, BLOCK), "block {block}"),
+            Err(ErrorKind::Corrupt) => lost += 1,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    assert!(lost > 0 && lost < BLOCKS / 4, "{lost}");
+    // It does not try again for ever.
+    world.pass(3000);
+    let later = world.host.compaction();
+    assert_eq!(report.unreadable_chunks, later.unreadable_chunks);
+}
+
+fn discard(world: &mut World, volume: &Volume, block: u64) {
+    let op = Op::Discard {
+        sector: block * 8,
+        sectors: 8,
+        fua: false,
+    };
+    world.request(volume, op, &mut []).expect("discarded");
+}
+
+fn rebuild(world: &World, also: Option<&str>) -> (World, Volume) {
+    let mut lost = elsewhere(world);
+    lost.env.compact = None;
+    remove_below(&mut lost, "volumes/");
+    also.map(|prefix| remove_below(&mut lost, prefix));
+    let report = try_rebuild(&mut lost, &taking_over("demo"));
+    report.unwrap_or_else(|error| panic!("{error}"));
+    taken_over(&lost)
+}
+
+/// Every fifth block is written and stored when the volume is compacted, and not in pages yet; every seventh is written
+/// and not stored. All packs are there, so a discard is as good as a write.
+fn copies_hide_nothing_that_is_newer_from_a_rebuild() {
+    let (env, mut blocks) = aged();
+    let space_alone = CompactOptions {
+        runs_max: usize::MAX,
+        ..compacting()
+    };
+    let (mut world, volume) = open_aged(&env, Some(space_alone));
+    let mut change = |world: &mut World, block: u64| match block % 2 {
+        0 => {
+            world.write_noise(&volume, block * 8, block + (1 << 40), BLOCK);
+            blocks[block as usize] = block + (1 << 40);
+        }
+        _ => {
+            discard(world, &volume, block);
+            blocks[block as usize] = 0;
+        }
+    };
+    (0..BLOCKS)
+        .step_by(5)
+        .for_each(|block| change(&mut world, block));
+    world.sync(&volume);
+    let newer = (0..BLOCKS).step_by(7).filter(|block| block % 5 > 0);
+    newer.for_each(|block| change(&mut world, block));
+    world.pass(110);
+    assert!(!copies(&world.env).is_empty());
+    world.sync(&volume);
+    for also in [None, Some("indexes/"), Some("hosts/")] {
+        let (mut other, found) = rebuild(&world, also);
+        verify(&mut other, &found, &blocks);
+    }
+}
+
+#[test]
+fn what_is_newer_than_a_copy_wins_in_a_rebuild() {
+    copies_hide_nothing_that_is_newer_from_a_rebuild();
+}
+
+#[test]
+#[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
+fn copies_that_hide_what_is_newer_are_seen() {
+    canary::each_is_seen(&[
+        (
+            "copies_are_of_the_newest_lsn",
+            copies_hide_nothing_that_is_newer_from_a_rebuild,
+        ),
+        (
+            "copies_have_what_deltas_hide",
+            copies_hide_nothing_that_is_newer_from_a_rebuild,
+        ),
+    ]);
+}
+
+#[test]
+fn a_rebuild_after_a_compaction_gives_the_same_bytes() {
+    let (env, blocks) = aged();
+    let (mut world, _volume) = open_aged(&env, Some(compacting()));
+    world.pass(3000);
+    assert!(!copies(&world.env).is_empty());
+    for _ in 0..2 {
+        gc(&mut world);
+    }
+    for also in [None, Some("indexes/"), Some("hosts/")] {
+        let (mut other, found) = rebuild(&world, also);
+        // Of discards whose packs are gone nothing is known.
+        for (block, seed) in blocks.iter().enumerate().filter(|(_, seed)| **seed > 0) {
+            let data = other.read(&found, block as u64 * 8, BLOCK as usize);
+            assert!(
+                data == random_bytes(*seed, BLOCK),
+                "block {block}, {also:?}"
+            );
+        }
+    }
+}
+
+fn a_pack_is_named_by_a_record_before_any_page_points_to_it() {
+    let (env, _) = aged();
+    let (mut world, _volume) = open_aged(&env, Some(compacting()));
+    world.pass(3000);
+    let named: BTreeSet<u64> = world
+        .env
+        .objects
+        .iter()
+        .filter(|(key, _)| key.contains("/log/"))
+        .filter_map(
+            |(_, (data, _))| match Record::decode(data).expect("a record").content {
+                Content::Slices(slices) => Some(slices.objects),
+                Content::Fence(_) => None,
+            },
+        )
+        .flatten()
+        .filter(|object| !object.is_index)
+        .map(|object| object.number)
+        .collect();
+    let copies = copies(&world.env);
+    assert!(!copies.is_empty());
+    for key in copies {
+        let (_, number) = object_of_key(&key).expect("a pack");
+        assert!(named.contains(&number), "no record names {key}");
+    }
+}
+
+#[test]
+fn a_record_names_what_a_compaction_wrote() {
+    a_pack_is_named_by_a_record_before_any_page_points_to_it();
+}
+
+#[test]
+#[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
+#[should_panic(expected = "no record names")]
+fn a_pack_that_no_record_names_is_seen() {
+    canary::with(
+        "compaction_names_no_pack",
+        a_pack_is_named_by_a_record_before_any_page_points_to_it,
+    );
+}
+
+#[test]
+fn old_packs_go_with_the_second_pass_behind_the_root_and_a_settled_volume_asks_for_nothing() {
+    let (env, blocks) = aged();
+    let (mut world, volume) = open_aged(&env, Some(compacting()));
+    let before = packs(&world.env);
+    let old: BTreeSet<String> = keys_of_packs(&world.env);
+    world.pass(3000);
+    assert!(
+        old.is_subset(&keys_of_packs(&world.env)),
+        "nothing goes yet"
+    );
+    for _ in 0..2 {
+        gc(&mut world);
+    }
+    world.pass(2000);
+    assert!(packs(&world.env) < before / 2, "of {before}");
+    world.env.store_requests.clear();
+    world.pass(5000);
+    assert_eq!(world.env.store_requests.values().sum::<usize>(), 0);
+    let space = volume.space().expect("surveyed");
+    assert_eq!(
+        (space.candidates, space.candidates_since_unix_ms),
+        (0, None)
+    );
+    verify(&mut world, &volume, &blocks);
+}
+
+fn keys_of_packs(env: &Environment) -> BTreeSet<String> {
+    let keys = env.objects.keys();
+    keys.filter(|key| key.starts_with("packs/"))
+        .cloned()
+        .collect()
+}
+
+#[test]
+fn switched_off_it_does_nothing() {
+    assert_eq!(options().compact.interval_ns, 0);
+    let (env, _) = aged();
+    let (mut world, _volume) = open_aged(&env, None);
+    world.pass(60_000);
+    assert_eq!(world.host.compaction(), volume::CompactionReport::default());
+    assert!(copies(&world.env).is_empty());
+}
+
+/// What a day brought to the store.
+#[derive(Debug)]
+struct Day {
+    written: u64,
+    /// Bytes of packs at the end of each hour.
+    packs: Vec<u64>,
+    put: u64,
+    report: volume::CompactionReport,
+}
+
+/// A day in which a volume of 16 MiB that was written in sequence gets 64 KiB of random blocks a minute, three of four in a
+/// quarter of it, a MiB in sequence each hour, and now and then a discard. Virtual time goes by in seconds.
+fn day(compact: Option<CompactOptions>) -> Day {
+    let blocks = (16 << 20) / BLOCK;
+    let of_a_day = volume::Options {
+        deltas_max: 32,
+        gc_interval_ns: 3600 * 1_000_000_000,
+        ..options()
+    };
+    let mut world =
+        World::try_start(environment(compact), of_a_day).unwrap_or_else(|e| panic!("{}", e.0));
+    world.create("demo", blocks * BLOCK);
+    let volume = world.open("demo");
+    let mut random = fastrand::Rng::with_seed(1);
+    let (mut written, mut seed) = (0, 0);
+    let mut write = |world: &mut World, block: u64, count: u64| {
+        for at in block..block + count {
+            seed += 1;
+            world.write_noise(&volume, at % blocks * 8, seed, BLOCK);
+            written += BLOCK;
+        }
+    };
+    for block in (0..blocks).step_by(64) {
+        write(&mut world, block, 64);
+        world.sync(&volume);
+    }
+    let mut packs = Vec::new();
+    for minute in 0..24 * 60_u64 {
+        for nth in 0..16 {
+            let within = if nth % 4 > 0 { blocks / 4 } else { blocks };
+            write(&mut world, random.u64(..within), 1);
+        }
+        if minute % 60 == 30 {
+            write(&mut world, random.u64(..blocks), 256);
+        }
+        if minute % 120 == 45 {
+            let op = Op::Discard {
+                sector: random.u64(..blocks - 64) * 8,
+                sectors: 64 * 8,
+                fua: false,
+            };
+            world.request(&volume, op, &mut []).expect("discarded");
+        }
+        for _ in 0..60 {
+            world.now_ns += 990_000_000;
+            world.pass(10);
+        }
+        if minute % 60 == 59 {
+            packs.push(pack_bytes(&world.env));
+        }
+    }
+    Day {
+        written,
+        packs,
+        put: world.env.bytes_put.values().sum(),
+        report: world.host.compaction(),
+    }
+}
+
+#[test]
+fn a_day_of_a_mixed_workload_costs_little_more_to_write_and_far_less_to_keep() {
+    let minutes = CompactOptions {
+        interval_ns: 600 * 1_000_000_000,
+        ..CompactOptions::default()
+    };
+    let (off, on) = (day(None), day(Some(minutes)));
+    let live = 16 << 20;
+    for (name, day) in [("off", &off), ("on", &on)] {
+        let Day {
+            written,
+            put,
+            report,
+            ..
+        } = day;
+        let most = day.packs.iter().max().copied().unwrap_or(0);
+        let last = day.packs.last().copied().unwrap_or(0);
+        println!(
+            "compaction {name}: {:.2} bytes put for one written ({:.2} of them compaction's), packs {:.2} times the \
+             volume at the end, {:.2} at most; {report:?}",
+            *put as f64 / *written as f64,
+            report.written_bytes as f64 / *written as f64,
+            last as f64 / f64::from(live),
+            most as f64 / f64::from(live),
+        );
+    }
+    let last = |day: &Day| day.packs.last().copied().unwrap_or(0);
+    // Twice what is alive, and what was written over since the pass before the last, two hours ago: half a volume.
+    let most = 5 * (16_u64 << 20) / 2;
+    assert!(last(&on) <= most && last(&off) > most, "{on:?}, {off:?}");
+    assert!(on.put < 3 * off.put, "{on:?}, {off:?}");
+}
