@@ -35,6 +35,8 @@ const SEGMENT_SIZE_MIN: u64 = 8 << 10;
 const SEGMENTS_MIN: u64 = 16;
 /// How often a server collects garbage, unless it is told. The first pass comes after a sixteenth to an eighth of it.
 const GC_DEFAULT: GcInterval = GcInterval(Some(Duration::from_secs(6 * 3600)));
+/// How often open volumes are looked at for something to compact, unless the server is told.
+const COMPACT_DEFAULT: GcInterval = GcInterval(None);
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
 /// How long a deleted volume is kept in the trash.
@@ -93,6 +95,8 @@ pub(crate) struct Settings {
     pub(crate) rpo: Duration,
     /// How often garbage is collected.
     pub(crate) gc: GcInterval,
+    /// How often open volumes are looked at for something to compact.
+    pub(crate) compact: GcInterval,
     /// How long a deleted volume is kept in the trash.
     pub(crate) trash_keep: Duration,
     /// `None`: the size of the existing log, or the default for a new one.
@@ -165,6 +169,7 @@ impl Settings {
             volumes,
             rpo: time_or(flags.rpo.or(file.rpo), RPO_DEFAULT),
             gc: flags.gc.or(file.gc).unwrap_or(GC_DEFAULT),
+            compact: flags.compact.or(file.compact).unwrap_or(COMPACT_DEFAULT),
             trash_keep: time_or(flags.trash_keep.or(file.trash_keep), TRASH_KEEP_DEFAULT),
             log_size: flags.log_size.or(file.log_size),
             segment_size: flags.segment_size.or(file.segment_size),

@@ -4,6 +4,7 @@
 //! Sizes are in bytes, ages in seconds.
 
 mod diff;
+mod space;
 mod trash;
 mod volume;
 

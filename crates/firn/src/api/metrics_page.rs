@@ -2,6 +2,7 @@
 //!
 //! Reads both when asked. Keeps nothing of its own, and must never send a request to the store.
 
+mod compaction;
 mod latency;
 
 use std::fmt;
@@ -47,7 +48,9 @@ fn write(control: &ControlPlane, text: &mut MetricsText<'_>) -> fmt::Result {
         [(vec![], unserved)],
     )?;
     write_collector(text, &control.host.collector())?;
-    write_volumes(text, &control.volumes.all())?;
+    let volumes = control.volumes.all();
+    write_volumes(text, &volumes)?;
+    compaction::write(text, &control.host.compaction(), &volumes)?;
     latency::write(text, &control.latencies.rows())
 }
 

@@ -7,7 +7,7 @@ use super::client::{Client, volume_path};
 use super::{output, similar_name, top, trash};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
-    CreateVolume, DiskInfo, ForgetRequest, ResizeRequest, Volume, VolumeList, Watermark,
+    CreateVolume, DiskInfo, ForgetRequest, ResizeRequest, Volume, VolumeList, Watermark, Watermarks,
 };
 use crate::units::Size;
 
@@ -228,6 +228,24 @@ fn describe_disk(disk: &DiskInfo, lines: &mut Vec<String>) {
     }
 }
 
+fn describe_watermarks(marks: &Watermarks, lines: &mut Vec<String>) {
+    lines.push(watermark_line(
+        "acknowledged",
+        &marks.acknowledged,
+        "survives the death of the server",
+    ));
+    lines.push(watermark_line(
+        "flushed",
+        &marks.flushed,
+        "survives loss of power",
+    ));
+    lines.push(watermark_line(
+        "stored",
+        &marks.stored,
+        "survives the loss of this host",
+    ));
+}
+
 fn describe_volume(volume: &Volume) -> String {
     let mut lines = vec![
         format!("name          {}", volume.name),
@@ -245,21 +263,7 @@ fn describe_volume(volume: &Volume) -> String {
         lines.push(format!("held by       {holder}"));
     }
     if let Some(marks) = &volume.watermarks {
-        lines.push(watermark_line(
-            "acknowledged",
-            &marks.acknowledged,
-            "survives the death of the server",
-        ));
-        lines.push(watermark_line(
-            "flushed",
-            &marks.flushed,
-            "survives loss of power",
-        ));
-        lines.push(watermark_line(
-            "stored",
-            &marks.stored,
-            "survives the loss of this host",
-        ));
+        describe_watermarks(marks, &mut lines);
     }
     if let Some(disk) = &volume.disk {
         describe_disk(disk, &mut lines);
@@ -269,6 +273,14 @@ fn describe_volume(volume: &Volume) -> String {
             lines.push(format!("nbd           {uri}"));
         }
         lines.push(format!("nbd clients   {}", nbd.connections));
+    }
+    if let Some(space) = &volume.space {
+        lines.push(format!(
+            "in the store  {} alive, {} garbage in the same packs, {} packs to be compacted",
+            Size(space.live_bytes),
+            Size(space.garbage_bytes),
+            space.candidates
+        ));
     }
     if let Some(health) = &volume.health {
         let why = health.why.as_ref().map(|why| format!(": {why}"));

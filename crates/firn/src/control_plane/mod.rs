@@ -490,6 +490,10 @@ impl ControlPlane {
                 .as_ref()
                 .map(|open| open.volume.damaged_bytes())
                 .filter(|bytes| *bytes > 0),
+            space: open
+                .as_ref()
+                .and_then(|open| open.volume.space())
+                .map(Into::into),
             health: (open.is_some() || self.waiting.get(&info.name).is_some())
                 .then(|| self.volume_health(&info.name)),
             waiting: self.waiting.get(&info.name).map(|one| one.failure.detail),

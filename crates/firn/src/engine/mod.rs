@@ -25,8 +25,9 @@ use store::SharedStore;
 use tokio::runtime::Handle;
 use ublk::device::LiveDevice;
 use ublk::exit::ExitTimeouts;
-use volume::{Continuation, Host, Notify, Options, RecoveryReport, Rings, Setup};
+use volume::{CompactOptions, Continuation, Host, Notify, Options, RecoveryReport, Rings, Setup};
 
+use crate::cli::args::GcInterval;
 use crate::config::Settings;
 use crate::engine::commit_io::CommitIo;
 use crate::engine::io_executor::{Clock, IoExecutor, JobThread};
@@ -228,13 +229,20 @@ fn options(settings: &Settings, files: &CacheDir, memory: MemoryPlan) -> Options
         index_bytes: memory.index_bytes,
         delta_extents_max: memory.delta_extents,
         pack_bytes: memory.pack_bytes,
-        gc_interval_ns: settings
-            .gc
-            .0
-            .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        gc_interval_ns: interval_ns(settings.gc),
+        compact: CompactOptions {
+            interval_ns: interval_ns(settings.compact),
+            ..CompactOptions::default()
+        },
         rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
         ..Options::default()
     }
+}
+
+/// Nanoseconds; zero: off.
+fn interval_ns(interval: GcInterval) -> u64 {
+    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    interval.0.map_or(0, ns)
 }
 
 /// Refuses a segment size that differs from the existing log's: it is fixed when the log is made.

@@ -5,6 +5,8 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::space::VolumeSpace;
+
 /// A volume as the store describes it and, if this server has it open, its present state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Volume {
@@ -31,6 +33,9 @@ pub(crate) struct Volume {
     /// if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) damaged_bytes: Option<u64>,
+    /// What it takes in the store; only for a volume that compaction has surveyed since it was opened here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) space: Option<VolumeSpace>,
     /// How it is served; only for a volume that is open or waits here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) health: Option<Health>,

@@ -109,6 +109,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TIME|off")]
     pub(crate) gc: Option<GcInterval>,
 
+    /// Time between two looks whether packs of open volumes have much garbage, or random writes scattered a range:
+    /// what is alive of them is then written anew, at 16 MiB a second. off: packs go only when nothing in them is
+    /// alive. [default: off]
+    #[arg(long, value_name = "TIME|off")]
+    pub(crate) compact: Option<GcInterval>,
+
     /// How long a deleted volume is kept in the trash, from where `firn trash restore` brings it back. Once the time is
     /// over it goes with the next pass of the garbage collector of any server. 0s: it is deleted at once. [default: 24h]
     #[arg(long, value_name = "TIME")]
