@@ -43,7 +43,7 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
     "cache_region_lost",
 ];
 
-/// Canaries that tests of the engine see, each with a test of its own: `crates/volume/tests`, with
+/// Canaries that tests of the engine see, each with a test of its own: `crates/volume/tests/engine`, with
 /// the feature `planted`.
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn every_canary_of_the_engines_tests_is_planted_by_one_of_them() {
         let engine = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/volume");
-        let files = std::fs::read_dir(format!("{engine}/tests")).expect("a folder of tests");
+        let files = std::fs::read_dir(format!("{engine}/tests/engine")).expect("a folder of tests");
         let files = files.map(|file| file.expect("readable").path());
         let tests = files.filter(|path| path.is_file());
         // Tests in a source file plant by themselves what that file asks for.
