@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::common::nbd::Client;
-use crate::common::{Server, World};
+use crate::common::{Server, World, message};
 
 const BLOCK: usize = 4096;
 
@@ -45,11 +45,7 @@ fn rescue(world: &World, more: &[&str]) -> String {
     let rings = world.rings().to_str().unwrap();
     let args = ["rescue", "log", "--store", "store", "--ring-dir", rings];
     let output = world.firn(&[&args[..], &["--cache", "old"], more].concat());
-    assert!(
-        output.status.success(),
-        "{}",
-        crate::common::message(&output)
-    );
+    assert!(output.status.success(), "{}", message(&output));
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -113,7 +109,7 @@ fn what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_l
     ];
     let rescue_to = [&rescue[..], &["--to", "new", "--log-size", "72MiB"]].concat();
     let output = world.firn(&rescue_to);
-    let said = crate::common::message(&output);
+    let said = message(&output);
     assert!(
         !output.status.success() && said.contains("in use by"),
         "{said}"
@@ -121,11 +117,7 @@ fn what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_l
     server.kill();
 
     let output = world.firn(&rescue_to);
-    assert!(
-        output.status.success(),
-        "{}",
-        crate::common::message(&output)
-    );
+    assert!(output.status.success(), "{}", message(&output));
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(
         said.contains(&format!("demo: stored up to LSN {durable}, and given back")),
@@ -182,11 +174,7 @@ fn log_and_cache_get_another_size_and_every_unflushed_write_stays() {
     ];
     let sizes = ["--log-size", "80MiB", "--cache-size", "4MiB"];
     let output = world.firn(&[&args[..], &sizes].concat());
-    assert!(
-        output.status.success(),
-        "{}",
-        crate::common::message(&output)
-    );
+    assert!(output.status.success(), "{}", message(&output));
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(!said.contains("lost"), "{said}");
     for (file, bytes) in [("cache/log", 80 << 20), ("cache/cache", 4 << 20)] {
@@ -204,11 +192,7 @@ fn log_and_cache_get_another_size_and_every_unflushed_write_stays() {
     server.kill();
     // A log that holds nothing is replaced as well, and again.
     let output = world.firn(&[&args[..], &["--log-size", "64MiB", "--json"]].concat());
-    assert!(
-        output.status.success(),
-        "{}",
-        crate::common::message(&output)
-    );
+    assert!(output.status.success(), "{}", message(&output));
     let server = world.serve("cache", &[]);
     assert_eq!(
         server.connect("demo").read(0, BLOCK).unwrap(),
@@ -239,7 +223,7 @@ fn a_log_is_not_replaced_while_it_holds_what_the_store_lacks() {
     let resize = [&args[..], &["--log-size", "80MiB"]].concat();
     for _ in 0..2 {
         let output = world.firn(&resize);
-        let said = crate::common::message(&output);
+        let said = message(&output);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(
             said.contains("--without demo") && said.contains("nothing was replaced"),
@@ -248,20 +232,11 @@ fn a_log_is_not_replaced_while_it_holds_what_the_store_lacks() {
         assert_eq!(fs::metadata(world.path("old/log")).unwrap().len(), log);
     }
     let output = world.firn(&[&resize[..], &["--without", "demo"]].concat());
-    assert!(
-        output.status.success(),
-        "{}",
-        crate::common::message(&output)
-    );
+    assert!(output.status.success(), "{}", message(&output));
     assert_eq!(fs::metadata(world.path("old/log")).unwrap().len(), 80 << 20);
     // Nonsense touches nothing.
     let missing = world.firn(&["rescue", "log", "--cache", "nothing", "--log-size", "80MiB"]);
-    assert_eq!(
-        missing.status.code(),
-        Some(2),
-        "{}",
-        crate::common::message(&missing)
-    );
+    assert_eq!(missing.status.code(), Some(2), "{}", message(&missing));
     assert!(!world.path("nothing").exists());
 }
 
