@@ -16,7 +16,7 @@ use crate::hostlog::names::{HOST_PREFIX, Position, record_of_key};
 use crate::hostlog::port::list;
 use crate::request::tail::Status;
 use crate::store::log_procedures::log_port;
-use crate::store::low_marks::{self, FAILURES_MAX};
+use crate::store::low_marks::{self, FAILURES_MAX, Records};
 use crate::store::trash::empty::empty_expired;
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, VolumeId};
@@ -90,7 +90,7 @@ async fn pass(
         let next = engine.host_log.state().next;
         let before = Position(next.0.saturating_sub(records));
         low_marks::advance_marks(engine, before).await;
-        low_marks::raise_own_low_mark(engine, failures_max).await;
+        low_marks::raise_own_low_mark(engine, failures_max, Records::Read).await;
     }
     raise_left_logs(engine, records.saturating_mul(LEFT_LOG), failures_max).await;
     let found = match engine.host_log.check_not_stopped() {

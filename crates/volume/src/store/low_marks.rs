@@ -58,7 +58,7 @@ pub(crate) async fn run(engine: Arc<Engine>) {
             let records_ago = Position(raised_at.0.saturating_sub(every));
             advance_marks(&engine, before.max(records_ago)).await;
         }
-        raise_own_low_mark(&engine, FAILURES_MAX).await;
+        raise_own_low_mark(&engine, FAILURES_MAX, Records::Remembered).await;
     }
 }
 
@@ -79,9 +79,18 @@ fn bytes_max(engine: &Engine, volumes: usize) -> u64 {
     low_mark_bytes + pack_bytes * volumes as u64
 }
 
-/// Raises this host's low mark as far as possible, and removes the records below it. Gives up when a request has
+/// What is known of the records that this process published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Records {
+    /// The newest that names each volume: one that was written to lately keeps all behind its root's mark.
+    Remembered,
+    /// Each is read again: one that names nothing needed keeps nothing, also if nobody writes any more.
+    Read,
+}
+
+/// Raises this host's low mark as far as these records allow, and removes those below it. Gives up when a request has
 /// failed so often in a row.
-pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32) {
+pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32, from: Records) {
     if engine.host_log.check_not_stopped().is_err() {
         return;
     }
@@ -92,7 +101,8 @@ pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32) 
         .collect();
     let last = engine.host_log.state().next.previous();
     let records = engine.host_log.records();
-    let recent = records.as_ref().map(SharedRecords::get);
+    let remembered = records.as_ref().filter(|_| from == Records::Remembered);
+    let recent = remembered.map(SharedRecords::get);
     let raised = port.run(async {
         let low = raise_low_mark(&port, engine.host, last, &names, recent.as_ref()).await;
         if let Some(low) = low {
@@ -112,8 +122,8 @@ pub(crate) async fn raise_own_low_mark(engine: &Arc<Engine>, failures_max: u32) 
     }
 }
 
-/// Gives a new root to each volume that an older record names and whose root's mark is below `before`. A volume whose root does not answer is waited for no longer than the others take; its update goes on
-/// in the background.
+/// Gives a new root to each volume that an older record names and whose root's mark is below `before`. A volume whose
+/// root does not answer is waited for no longer than the others take; its update goes on in the background.
 pub(crate) async fn advance_marks(engine: &Arc<Engine>, before: Position) {
     let is_behind = |tail: &Arc<Tail>| {
         let Some(head) = tail.upload.head() else {
