@@ -125,8 +125,8 @@ impl Boot {
 /// What CI runs, meant for eight minutes on a quiet machine. The deadlines end what hangs, and
 /// leave room for a busy one.
 const CI_BOOTS: [Boot; 3] = [
-    Boot::new("recent", "", 600),
-    Boot::new("stable", "", 600),
+    Boot::new("recent", "", 900),
+    Boot::new("stable", "", 900),
     Boot::new("real-time", "smoke", 300),
 ];
 
