@@ -284,12 +284,13 @@ impl Profile {
         let limits = &mut self.limits;
         limits.compact_ns = *rng.pick(&[0, 20 * MS, 50 * MS, 500 * MS]);
         limits.compact_percent = *rng.pick(&[50, 95, 400]);
-        let is_endless = limits.compact_percent > 100 || limits.compact_runs == 0;
+        limits.compact_runs = *rng.pick(&[0, 1, 2]);
+        // A small pack is a tenth footer, however much of it is alive.
+        let is_endless = limits.compact_percent > 50 || limits.compact_runs == 0;
         if limits.compact_ns > 0 && is_endless {
             // It never comes to an end, and a world has to.
             limits.compact_ns = 4000 * MS;
         }
-        limits.compact_runs = *rng.pick(&[0, 1, 2]);
     }
 
     /// In some worlds a server serves before the store has answered, which may be away when it starts.
