@@ -71,6 +71,9 @@ pub(crate) struct Arguments {
     /// The guest's memory; 2G unless told, 3G with MinIO
     #[arg(long)]
     pub(super) memory: Option<String>,
+    /// The guest's processors; two unless told, one with MinIO, which stops to answer on two of User-Mode Linux
+    #[arg(long)]
+    pub(super) cpus: Option<u32>,
     /// MinIO's program
     #[arg(long, hide = true)]
     pub(super) minio: Option<PathBuf>,
@@ -103,6 +106,14 @@ impl Arguments {
             (None, StoreKind::Directory) => "2G",
             (None, StoreKind::Minio) => "3G",
         }
+    }
+
+    pub(super) fn cpus(&self) -> u32 {
+        let usual = match self.store {
+            StoreKind::Directory => 2,
+            StoreKind::Minio => 1,
+        };
+        self.cpus.unwrap_or(usual)
     }
 
     pub(super) fn span_mib(&self) -> u64 {

@@ -102,6 +102,7 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
     };
     let mut guest = Command::new(&myself);
     guest.args(["vm", "--kernel", kernel, "--memory", arguments.memory()]);
+    guest.args(["--cpus", &arguments.cpus().to_string()]);
     guest.args(["--deadline", &deadline.as_secs().to_string()]);
     guest.args([
         "--scratch",

@@ -68,6 +68,12 @@ impl ObjectStore {
                 true => self.kill_for(world, away),
                 false => self.suspend_for(world, away),
             });
+            println!(
+                "MinIO {} for {:.1} s, answers again after {:.1} s",
+                if is_kill { "killed" } else { "suspended" },
+                away.as_secs_f64(),
+                world.began.elapsed().as_secs_f64()
+            );
             match done {
                 Ok(()) if is_kill => Tally::add(&world.tally.store_kills, 1),
                 Ok(()) => Tally::add(&world.tally.store_suspensions, 1),

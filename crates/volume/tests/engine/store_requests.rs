@@ -29,8 +29,8 @@ fn start(gc_interval_s: u64) -> (World, Vec<Volume>) {
     let options = Options {
         log_bytes: 256 << 20,
         segment_bytes: 1 << 20,
-        // The pages of all volumes, of 4 KiB at least, are in it as they are in the default's 4 GiB.
-        cache_bytes: 1 << 30,
+        // Pages that a fold has written stay in a tenth of it until the next fold reads them.
+        cache_bytes: Options::default().cache_bytes,
         memory_bytes: 16 << 20,
         pack_bytes: Options::default().pack_bytes / SCALE,
         index_bytes: 128 << 20,

@@ -64,7 +64,15 @@ impl System {
             System::Juicefs => {
                 let mut format = Command::new(juicefs()?);
                 format
-                    .args(["format", "--quiet", "--storage", "minio", "--bucket"])
+                    .args([
+                        "format",
+                        "--quiet",
+                        "--storage",
+                        "minio",
+                        "--compress",
+                        "lz4",
+                    ])
+                    .arg("--bucket")
                     .arg(format!("http://{}/firn", rig.proxy.address))
                     .args(["--access-key", minio::ACCESS_KEY])
                     .args(["--secret-key", minio::SECRET_KEY])
@@ -119,7 +127,7 @@ fn s3backer(rig: &StoreRig, cache: &Path) -> Result<Command, Failure> {
     )?;
     let mut command = Command::new("s3backer");
     command
-        .args(["-f", "--blockSize=64k", "--authVersion=aws4"])
+        .args(["-f", "--blockSize=64k", "--authVersion=aws4", "--compress"])
         .arg(format!("--baseURL=http://{}/", rig.proxy.address))
         .arg(format!("--accessFile={}", keys.display()))
         .arg(format!("--size={DISK_MIB}M"))
@@ -233,6 +241,8 @@ impl Fio {
             .arg(format!("--rw={}", self.kind))
             .arg(format!("--bs={}", self.block))
             .arg(format!("--size={DISK_MIB}M"));
+        // Else all random reads would be of what was written at random just before.
+        fio.arg("--randrepeat=0");
         match target {
             Target::Nbd(uri) => fio
                 .args(["--ioengine=nbd", &format!("--uri={uri}")])
