@@ -9,7 +9,7 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
     CreateVolume, DiskInfo, ForgetRequest, ResizeRequest, Volume, VolumeList, Watermark, Watermarks,
 };
-use crate::units::Size;
+use crate::units::{ApproximateSize, Size};
 
 /// Least time between two pictures of a volume.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -277,8 +277,8 @@ fn describe_volume(volume: &Volume) -> String {
     if let Some(space) = &volume.space {
         lines.push(format!(
             "in the store  {} alive, {} garbage in the same packs, {} packs to be compacted",
-            Size(space.live_bytes),
-            Size(space.garbage_bytes),
+            ApproximateSize(space.live_bytes),
+            ApproximateSize(space.garbage_bytes),
             space.candidates
         ));
     }
