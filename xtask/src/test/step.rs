@@ -53,7 +53,7 @@ pub(super) enum Lane {
     Programs,
     /// Virtual machines.
     Guests,
-    /// Builds in directories of their own, which take what processor time the others leave.
+    /// Builds in directories of their own.
     Builds,
 }
 
@@ -66,7 +66,8 @@ impl Lane {
         match self {
             Lane::Programs => 0,
             Lane::Front | Lane::Guests => 5,
-            Lane::Builds => 19,
+            // A third of the front's share. With less they end last, and what they are for then runs alone.
+            Lane::Builds => 10,
         }
     }
 }

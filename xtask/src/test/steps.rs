@@ -115,8 +115,7 @@ fn test_steps() -> Vec<Step> {
     ]
 }
 
-/// What is built beside everything else. The first takes long where it is missing, and takes only the
-/// processor time that tests which wait leave.
+/// What is built beside everything else. The first takes long where it is missing.
 fn build_steps() -> Vec<Step> {
     let build = |name, what, run| Step {
         name,
