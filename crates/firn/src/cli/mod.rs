@@ -27,6 +27,7 @@ mod transfer;
 mod trash;
 mod upgrade;
 mod volume;
+mod volume_io;
 
 use std::path::Path;
 use std::time::Duration;

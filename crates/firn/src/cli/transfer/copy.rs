@@ -6,14 +6,14 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use indicatif::ProgressBar;
 
-use super::connection::Connection;
+use super::super::volume_io::{Connection, failed, run_on_each};
 use super::image::{NewFile, Source};
-use super::{CHUNK_BYTES, data_runs, failed};
+use super::{CHUNK_BYTES, data_runs};
 use crate::failure::{Failure, Result};
 
 /// How much of a volume is asked about at once.
@@ -182,35 +182,6 @@ impl DataMap {
         }
         Ok(Some(range.start..end))
     }
-}
-
-/// Has a thread work on each connection until all are done or one fails: then the others are told to stop.
-fn run_on_each(
-    connections: Vec<Connection>,
-    work: impl Fn(Connection, &AtomicBool) -> Result<()> + Sync,
-) -> Result<()> {
-    let stop = AtomicBool::new(false);
-    let (work, stop) = (&work, &stop);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = connections
-            .into_iter()
-            .map(|connection| {
-                scope.spawn(move || {
-                    let done = work(connection, stop);
-                    if done.is_err() {
-                        stop.store(true, Ordering::Relaxed);
-                    }
-                    done
-                })
-            })
-            .collect();
-        let ended = threads.into_iter().map(|thread| match thread.join() {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        // All of them, before the first error is told.
-        ended.collect::<Vec<_>>().into_iter().collect()
-    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

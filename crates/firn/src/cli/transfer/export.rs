@@ -8,11 +8,11 @@ use serde_json::json;
 use super::super::args::{ApiArgs, ExportArgs, ImageFormat};
 use super::super::client::Client;
 use super::super::output;
+use super::super::volume_io::{Connection, Undo, connect, failed, make_fork};
 use super::image::{NewFile, Target};
-use super::source_fork::make_fork;
-use super::undo::Undo;
-use super::{CONNECTIONS, connection, copy, failed, increment, is_standard, progress, qcow2};
+use super::{CONNECTIONS, copy, increment, is_standard, progress, qcow2};
 use crate::failure::{Failure, Result};
+use crate::model::TransportChoice;
 use crate::units::{ApproximateSize, Size};
 
 pub(crate) fn export(api: &ApiArgs, json: bool, args: &ExportArgs) -> Result<()> {
@@ -33,9 +33,10 @@ pub(crate) fn export(api: &ApiArgs, json: bool, args: &ExportArgs) -> Result<()>
         return increment::make::export(&client, json, args);
     }
     let undo = Undo::watch()?;
-    let (fork, uris) = make_fork(&client, &args.volume, &undo)?;
+    let (fork, attachment) =
+        make_fork(&client, &args.volume, "export", TransportChoice::Nbd, &undo)?;
     let bytes = fork.size_bytes;
-    let data_bytes = fetch(args, &uris, bytes, &undo)?;
+    let data_bytes = fetch(args, &attachment.uris, bytes, &undo)?;
     drop(undo);
     if is_standard(&args.file) {
         return Ok(());
@@ -71,7 +72,7 @@ fn fetch(args: &ExportArgs, uris: &[String], bytes: u64, undo: &Undo) -> Result<
         Target::Sparse(new) => {
             new.remove_unless_whole(undo);
             // One more to ask where data is.
-            let connections = connection::connect(uris, CONNECTIONS + 1)?;
+            let connections = connect(uris, CONNECTIONS + 1)?;
             check_size(&connections, bytes)?;
             copy::fetch(connections, &new, &bar).and_then(|data| {
                 new.name(args.overwrite)?;
@@ -79,7 +80,7 @@ fn fetch(args: &ExportArgs, uris: &[String], bytes: u64, undo: &Undo) -> Result<
             })
         }
         Target::Stream(mut output) => {
-            let connections = connection::connect(uris, 2)?;
+            let connections = connect(uris, 2)?;
             copy::stream(connections, &mut output, &bar).map(|()| None)
         }
     };
@@ -87,7 +88,7 @@ fn fetch(args: &ExportArgs, uris: &[String], bytes: u64, undo: &Undo) -> Result<
     done
 }
 
-fn check_size(connections: &[connection::Connection], bytes: u64) -> Result<()> {
+fn check_size(connections: &[Connection], bytes: u64) -> Result<()> {
     match connections.iter().all(|one| one.facts().bytes == bytes) {
         true => Ok(()),
         false => Err(failed(format!(

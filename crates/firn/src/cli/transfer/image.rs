@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::undo::Undo;
-use super::{BLOCK_BYTES, CHUNK_BYTES, failed, is_standard};
+use super::super::volume_io::{Undo, failed};
+use super::{BLOCK_BYTES, CHUNK_BYTES, is_standard};
 use crate::failure::{Failure, FailureCode, Result};
 
 /// An image that comes in.

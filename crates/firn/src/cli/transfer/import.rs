@@ -8,13 +8,10 @@ use serde_json::json;
 
 use super::super::args::{ApiArgs, ImageFormat, ImportArgs};
 use super::super::client::Client;
+use super::super::volume_io::{Undo, connect, detach, failed};
 use super::super::{output, sync, trash};
 use super::image::Source;
-use super::undo::Undo;
-use super::{
-    CONNECTIONS, attach, connection, copy, detach, failed, find_unused, increment, is_standard,
-    progress, qcow2,
-};
+use super::{CONNECTIONS, attach, copy, find_unused, increment, is_standard, progress, qcow2};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateVolume, Volume};
 use crate::units::{ApproximateSize, Size};
@@ -153,7 +150,7 @@ fn check_room(args: &ImportArgs, volume: u64, image: Option<u64>) -> Result<()> 
 /// Copies the image; how many bytes of the volume are data afterwards.
 fn copy_image(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String]) -> Result<u64> {
     let bytes = volume.size_bytes;
-    let mut connections = connection::connect(uris, CONNECTIONS)?;
+    let mut connections = connect(uris, CONNECTIONS)?;
     if let Some(first) = connections.first_mut() {
         if first.is_read_only() {
             return Err(failed(format!("{} takes no writes", args.volume_name())));
@@ -166,7 +163,7 @@ fn copy_image(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String
         drop(connections);
         let uri = uris.first().map_or("", String::as_str);
         qcow2::copy_image(&args.file, uri)?;
-        let mut asker = connection::connect(uris, 1)?;
+        let mut asker = connect(uris, 1)?;
         return asker.pop().map_or(Ok(0), copy::count_data);
     }
     let bar = match source.bytes() {

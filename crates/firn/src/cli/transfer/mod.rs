@@ -5,17 +5,14 @@
 //! image; an export is one moment of the volume, whoever writes to it meanwhile, for it reads a fork of its own.
 //!
 //! [`mod@import`] and [`mod@export`] say what happens in which order; [`image`] reads and makes files, [`copy`] moves the bytes,
-//! [`connection`] reaches the server, [`qcow2`] has qemu-img do its part, [`increment`] has what one snapshot has over another, [`undo`] takes back what was begun.
+//! [`qcow2`] has qemu-img do its part, [`increment`] has what one snapshot has over another.
 
-mod connection;
 mod copy;
 mod export;
 mod image;
 mod import;
 mod increment;
 mod qcow2;
-mod source_fork;
-mod undo;
 
 use std::io::IsTerminal;
 use std::ops::Range;
@@ -29,8 +26,9 @@ pub(crate) use import::import;
 
 use super::client::{Client, volume_path};
 use super::similar_name;
+use super::volume_io::{self, failed};
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{AttachRequest, Attachment, DetachRequest, TransportChoice, Volume};
+use crate::model::{TransportChoice, Volume};
 
 /// Connections that copy side by side.
 const CONNECTIONS: usize = 4;
@@ -41,12 +39,7 @@ const BLOCK_BYTES: usize = 4096;
 
 /// Opens a volume on the server, and says where it is reached over NBD.
 fn attach(client: &Client, name: &str) -> Result<Vec<String>> {
-    let request = AttachRequest {
-        transport: TransportChoice::Nbd,
-        ..AttachRequest::default()
-    };
-    let attachment: Attachment = client.post(&format!("{}/attach", volume_path(name)), &request)?;
-    Ok(attachment.uris)
+    volume_io::attach(client, name, TransportChoice::Nbd).map(|attachment| attachment.uris)
 }
 
 /// A volume that an import writes to: nobody may use it meanwhile.
@@ -62,13 +55,6 @@ fn find_unused(client: &Client, name: &str) -> Result<Volume> {
         ));
     }
     Ok(volume)
-}
-
-fn detach(client: &Client, name: &str, force: bool) -> Result<()> {
-    client.post_no_content(
-        &format!("{}/detach", volume_path(name)),
-        &DetachRequest { force },
-    )
 }
 
 /// A bar over so many bytes, where a person looks.
@@ -91,10 +77,6 @@ fn progress(what: String, bytes: u64) -> ProgressBar {
 /// Whether a path means standard input or output.
 fn is_standard(path: &Path) -> bool {
     path.as_os_str() == "-"
-}
-
-fn failed(why: String) -> Failure {
-    Failure::new(FailureCode::TransferFailed, why)
 }
 
 /// The parts of `data` that are not zeroes, in whole blocks: as ranges of it, in order, never side by side.

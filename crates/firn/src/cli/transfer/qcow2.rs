@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::failed;
+use super::super::volume_io::failed;
 use crate::failure::{Failure, Result};
 
 /// How such an image begins.

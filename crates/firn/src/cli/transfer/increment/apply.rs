@@ -9,13 +9,12 @@ use indicatif::ProgressBar;
 use serde_json::json;
 use volume::increment::{IncrementBlock, IncrementHeader};
 
-use super::super::connection::{Connection, connect};
-use super::super::undo::Undo;
-use super::super::{attach, detach, failed, find_unused, progress};
+use super::super::{attach, find_unused, progress};
 use super::file::IncrementFile;
 use super::points::{COPY_OF, identity, list, missing, split};
 use crate::cli::args::ImportArgs;
 use crate::cli::client::{Client, volume_path};
+use crate::cli::volume_io::{Connection, Undo, connect, detach, failed};
 use crate::cli::{diff, output, sync, trash};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateSnapshot, CreateVolume, ResizeRequest, Restored, Snapshot, Volume};

@@ -10,18 +10,16 @@ use indicatif::ProgressBar;
 use serde_json::json;
 use volume::increment::{CONTENT_BYTES_MAX, IncrementHeader, IncrementWriter};
 
-use super::super::connection::{Connection, connect};
 use super::super::copy::DataMap;
 use super::super::image::Target;
-use super::super::source_fork::make_fork;
-use super::super::undo::Undo;
-use super::super::{data_runs, failed, is_standard, progress};
+use super::super::{data_runs, is_standard, progress};
 use super::points::{find, point, split};
 use crate::cli::args::ExportArgs;
 use crate::cli::client::Client;
+use crate::cli::volume_io::{Connection, Undo, connect, failed, make_fork};
 use crate::cli::{diff, output};
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{Diff, DiffKind, Snapshot};
+use crate::model::{Diff, DiffKind, Snapshot, TransportChoice};
 use crate::units::ApproximateSize;
 
 /// What is written to the file at once.
@@ -55,7 +53,8 @@ pub(in crate::cli::transfer) fn export(
         Some(since) => Some(find(client, since)?),
     };
     let undo = Undo::watch()?;
-    let (fork, uris) = make_fork(client, &args.volume, &undo)?;
+    let (fork, attachment) =
+        make_fork(client, &args.volume, "export", TransportChoice::Nbd, &undo)?;
     // It is of the snapshot that was found, and of no other that was taken under its name meanwhile.
     check_same(&to, &find(client, &args.volume)?)?;
     let header = IncrementHeader {
@@ -68,7 +67,7 @@ pub(in crate::cli::transfer) fn export(
         client,
         to: &to,
         base: base.as_ref(),
-        uris: &uris,
+        uris: &attachment.uris,
     };
     let (target, name) = match Target::open(&args.file, 0, args.overwrite)? {
         Target::Stream(file) => (file, None),

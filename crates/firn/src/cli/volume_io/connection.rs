@@ -10,11 +10,11 @@ use url::Url;
 use super::failed;
 use crate::failure::{Failure, Result};
 
-pub(super) type Connection = Client<Wire>;
+pub(in crate::cli) type Connection = Client<Wire>;
 
 /// A socket whose small reads come out of a buffer; large ones go past it.
 #[derive(Debug)]
-pub(super) struct Wire(BufReader<Socket>);
+pub(in crate::cli) struct Wire(BufReader<Socket>);
 
 #[derive(Debug)]
 enum Socket {
@@ -51,7 +51,7 @@ impl Write for Wire {
 }
 
 /// Several connections to a volume, by the first URI that leads to it.
-pub(super) fn connect(uris: &[String], count: usize) -> Result<Vec<Connection>> {
+pub(in crate::cli) fn connect(uris: &[String], count: usize) -> Result<Vec<Connection>> {
     let mut why = "it has no NBD listener; start it with --nbd".to_owned();
     for uri in uris {
         match (0..count).map(|_| connect_once(uri)).collect() {

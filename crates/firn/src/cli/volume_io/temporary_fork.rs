@@ -1,4 +1,4 @@
-//! The fork that an export reads: the volume at one moment, which its own clients neither see nor disturb.
+//! A fork for the time of a command: the volume at one moment, which its own clients neither see nor disturb.
 //!
 //! It goes when the command ends; kill -9 leaves it, and its name says what it was for.
 
@@ -7,38 +7,40 @@ use super::super::{fork, trash};
 use super::undo::Undo;
 use super::{attach, detach};
 use crate::failure::Result;
-use crate::model::Volume;
+use crate::model::{Attachment, TransportChoice, Volume};
 
 /// Bytes of a volume's name that the fork's begins with: so that all of it is a name.
 const NAME_BYTES_MAX: usize = 40;
 
-/// A fork to be read, which goes with `undo`, and where it is reached.
-pub(super) fn make_fork(
+/// A fork for `purpose`, which goes with `undo`, and where it is reached.
+pub(in crate::cli) fn make_fork(
     client: &Client,
     parent: &str,
+    purpose: &str,
+    transport: TransportChoice,
     undo: &Undo,
-) -> Result<(Volume, Vec<String>)> {
-    let fork = fork::make(client, parent, &fork_name(parent))?.volume;
+) -> Result<(Volume, Attachment)> {
+    let fork = fork::make(client, parent, &fork_name(parent, purpose))?.volume;
     {
         let (client, path) = (client.clone(), trash::for_good(&fork.name));
         undo.add(move || {
             if let Err(failure) = client.delete(&path) {
-                eprintln!("firn: the fork that was read stays, delete it: {failure}");
+                eprintln!("firn: the fork that was made for this stays, delete it: {failure}");
             }
         });
     }
-    let uris = attach(client, &fork.name)?;
+    let attachment = attach(client, &fork.name, transport)?;
     let (client, name) = (client.clone(), fork.name.clone());
-    // Nothing was written to it, so that nothing is lost.
+    // It is nobody's but the command's, so that nothing is lost.
     undo.add(move || drop(detach(&client, &name, true)));
-    Ok((fork, uris))
+    Ok((fork, attachment))
 }
 
 /// A name that nobody else has, and that says what it is.
-fn fork_name(volume: &str) -> String {
+fn fork_name(volume: &str, purpose: &str) -> String {
     let parent = volume.split('@').next().unwrap_or_default();
     let parent = &parent[..parent.len().min(NAME_BYTES_MAX)];
-    format!("{parent}-export-{:08x}", fastrand::u32(..))
+    format!("{parent}-{purpose}-{:08x}", fastrand::u32(..))
 }
 
 #[cfg(test)]
@@ -48,7 +50,7 @@ mod tests {
     #[test]
     fn the_forks_name_is_a_name_whatever_the_volumes_is() {
         for volume in ["demo", "demo@one", &"x".repeat(64)] {
-            let name = fork_name(volume);
+            let name = fork_name(volume, "export");
             assert_eq!(volume::check_name(&name), Ok(()), "{name}");
             assert!(name.contains("-export-"));
         }

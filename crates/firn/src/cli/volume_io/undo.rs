@@ -13,7 +13,7 @@ type Step = Box<dyn FnOnce() + Send>;
 const INTERRUPTED: i32 = 130;
 
 /// Steps that are taken, the last one first, when it is dropped or the process is told to end.
-pub(super) struct Undo {
+pub(in crate::cli) struct Undo {
     begun: Arc<UndoLog>,
 }
 
@@ -26,7 +26,7 @@ struct UndoLog {
 
 impl Undo {
     /// From now on SIGINT and SIGTERM end the process only after the steps.
-    pub(super) fn watch() -> Result<Undo> {
+    pub(in crate::cli) fn watch() -> Result<Undo> {
         let begun = Arc::new(UndoLog::default());
         let watched = Arc::clone(&begun);
         let cannot =
@@ -57,12 +57,12 @@ impl Undo {
         Ok(Undo { begun })
     }
 
-    pub(super) fn add(&self, step: impl FnOnce() + Send + 'static) {
+    pub(in crate::cli) fn add(&self, step: impl FnOnce() + Send + 'static) {
         self.begun.steps().push(Box::new(step));
     }
 
     /// What was done stays.
-    pub(super) fn keep(&self) {
+    pub(in crate::cli) fn keep(&self) {
         self.begun.steps().clear();
         self.begun.leave_the_end_to_the_signal();
     }

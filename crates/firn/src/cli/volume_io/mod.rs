@@ -1,0 +1,42 @@
+//! What commands share that read and write a volume: they are clients as any other, over the server's own listeners.
+//!
+//! [`connection`] reaches a volume, [`temporary_fork`] makes one that goes with the command, [`threads`] has several work
+//! side by side, and [`undo`] takes back what was begun.
+
+mod connection;
+mod temporary_fork;
+mod threads;
+mod undo;
+
+pub(super) use connection::{Connection, connect};
+pub(super) use temporary_fork::make_fork;
+pub(super) use threads::run_on_each;
+pub(super) use undo::Undo;
+
+use super::client::{Client, volume_path};
+use crate::failure::{Failure, FailureCode, Result};
+use crate::model::{AttachRequest, Attachment, DetachRequest, TransportChoice};
+
+/// Opens a volume on the server, and says where it is reached.
+pub(super) fn attach(
+    client: &Client,
+    name: &str,
+    transport: TransportChoice,
+) -> Result<Attachment> {
+    let request = AttachRequest {
+        transport,
+        ..AttachRequest::default()
+    };
+    client.post(&format!("{}/attach", volume_path(name)), &request)
+}
+
+pub(super) fn detach(client: &Client, name: &str, force: bool) -> Result<()> {
+    client.post_no_content(
+        &format!("{}/detach", volume_path(name)),
+        &DetachRequest { force },
+    )
+}
+
+pub(super) fn failed(why: String) -> Failure {
+    Failure::new(FailureCode::TransferFailed, why)
+}
