@@ -97,6 +97,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Check(args) => cli::check(cli.json, &args),
         Command::Doctor(args) => cli::doctor(cli.json, &args),
         Command::Top(args) => cli::top(&cli.api, cli.json, &args),
+        Command::Bench(args) => cli::bench(&cli.api, cli.json, &args),
         Command::Upgrade(args) => cli::upgrade(&cli.api, cli.json, &args),
         Command::Config(args) => cli::config(&cli.api.api, cli.json, *args),
         Command::Support(args) => cli::support(&cli.api, &args),

@@ -155,6 +155,11 @@ impl Client {
         })
     }
 
+    /// Whether the server may be one of another machine.
+    pub(crate) fn is_over_tcp(&self) -> bool {
+        matches!(self.address, ApiAddress::Tcp(_))
+    }
+
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         parse(&self.send(Method::GET, path, None)?)
     }

@@ -4,6 +4,7 @@
 //! output as it is.
 
 pub(crate) mod args;
+mod bench;
 mod check;
 mod client;
 mod config;
@@ -39,6 +40,7 @@ use crate::failure::Result;
 use crate::model::{AttachRequest, Attachment, DetachRequest, RescueTails, TakeOverLoss, Volume};
 use crate::units::ApproximateSize;
 
+pub(crate) use bench::bench;
 pub(crate) use check::check;
 pub(crate) use config::config;
 pub(crate) use diff::diff;

@@ -76,6 +76,16 @@ pub(crate) fn rounded_time(seconds: u64) -> String {
     }
 }
 
+/// Microseconds in the unit that fits; what has no end is longer than any that is counted.
+pub(crate) fn short_time(micros: u64) -> String {
+    match micros {
+        u64::MAX => ">1m".to_owned(),
+        0..1_000 => format!("{micros}us"),
+        1_000..1_000_000 => format!("{:.1}ms", micros as f64 / 1e3),
+        _ => format!("{:.1}s", micros as f64 / 1e6),
+    }
+}
+
 /// Bytes as they are.
 pub(crate) fn raw(bytes: &[u8]) -> Result<()> {
     match io::stdout().lock().write_all(bytes) {

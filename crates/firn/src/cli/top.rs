@@ -175,19 +175,10 @@ impl Interval {
         for (&below_us, count) in &self.latencies {
             seen += count;
             if total > 0 && seen >= rank {
-                return duration(below_us);
+                return output::short_time(below_us);
             }
         }
         "-".to_owned()
-    }
-}
-
-fn duration(below_us: u64) -> String {
-    match below_us {
-        u64::MAX => ">1m".to_owned(),
-        0..1_000 => format!("{below_us}us"),
-        1_000..1_000_000 => format!("{:.1}ms", below_us as f64 / 1e3),
-        _ => format!("{:.1}s", below_us as f64 / 1e6),
     }
 }
 

@@ -10,6 +10,7 @@ mod common;
 mod access;
 mod api;
 mod bad_input;
+mod bench;
 mod branches;
 mod command_line;
 mod deleted_volumes;

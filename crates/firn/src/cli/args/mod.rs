@@ -4,6 +4,7 @@
 //! while parsing, so that it is a usage error (exit status 2) and nothing has been touched.
 
 mod attach;
+mod bench;
 mod check;
 mod diff;
 mod gc;
@@ -22,6 +23,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem};
+pub(crate) use bench::{BenchArgs, Pattern};
 pub(crate) use check::CheckArgs;
 pub(crate) use diff::DiffArgs;
 pub(crate) use gc::{GcArgs, GcInterval};
@@ -223,6 +225,16 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Show live what is done with each volume: rates, latencies, and what the store lacks.
     Top(TopArgs),
+    /// Measure what a volume's disk gives: operations and bytes a second, and latencies. The volume itself is only
+    /// read: a fork of it is measured, and deleted afterwards.
+    #[command(after_help = "Examples:\n  \
+        firn bench demo                                      all patterns, some 40 seconds\n  \
+        firn bench demo --pattern rand-read --depth 64 --time 30s\n  \
+        firn bench demo --pattern rand-read,seq-read --as-is --range 10GiB\n\n\
+        Without --as-is the range is filled before reads are measured, so that they come from the log or the cache of \
+        this host. What is written does not compress, takes log space until it is uploaded or the fork is deleted, and \
+        takes turns with the volumes in use. kill -9 of the command leaves the fork, VOLUME-bench-NUMBER.")]
+    Bench(BenchArgs),
     /// Put another firn in the place of the running one: newer, older, or the same. NBD clients stay connected.
     #[command(after_help = "Examples:\n  \
         firn upgrade                             after the package was upgraded\n  \
