@@ -8,6 +8,9 @@ mod guard;
 mod handoff;
 mod measure;
 mod nbd;
+mod nbd_load;
+mod rig;
+mod stall;
 mod store;
 mod ublk;
 

@@ -4,8 +4,6 @@
 //! without one take turns; what a round says is how much longer its longest request was with one. The server says
 //! itself how long each step of the pause took.
 
-mod load;
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,8 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use load::{Client, Notes};
-
+use super::stall::{Client, Notes};
 use crate::{Failure, process, workspace};
 
 /// Arguments of `cargo xtask bench handoff`.

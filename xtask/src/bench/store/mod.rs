@@ -6,8 +6,6 @@
 //! a ratio within one run, round by round; the median of the rounds counts.
 
 mod index;
-mod lab;
-mod load;
 mod peers;
 mod reads;
 mod requests;
@@ -16,8 +14,7 @@ mod writes;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lab::Programs;
-
+use super::rig::Programs;
 use crate::{Failure, minio, process, workspace};
 
 /// Arguments of `cargo xtask bench store`.

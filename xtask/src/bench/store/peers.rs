@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use s3_testbed::Traffic;
 
-use super::lab::{FirnServer, Programs, StoreRig};
 use super::{Arguments, Line};
+use crate::bench::rig::{FirnServer, Programs, StoreRig};
 use crate::stores::programs::{from_python, is_installed};
 use crate::{Failure, minio, process, vm};
 
@@ -285,7 +285,7 @@ pub(super) fn compare(
             line.latency.as_millis()
         );
         for system in [System::Firn, System::S3backer, System::Juicefs] {
-            let rig = StoreRig::new(programs, arguments)?;
+            let rig = StoreRig::new(programs, arguments.objects_on_disk)?;
             rig.slow_down(line.rate_mib, line.latency);
             if let Err(why) = system.prepare(&rig) {
                 println!("| {} | skipped: {why} | | | | | |", system.name());

@@ -3,10 +3,10 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::lab::{Programs, StoreRig};
-use super::load::{Load, LoadEnd};
 use super::{Arguments, Line, flags, median};
 use crate::Failure;
+use crate::bench::nbd_load::{Load, LoadEnd};
+use crate::bench::rig::{Programs, StoreRig};
 
 /// Size of the volume that is read cold.
 const COLD_MIB: u64 = 512;
@@ -88,7 +88,7 @@ pub(super) fn cold(
          CPU us/read |\n|---:|---|---:|---:|---:|---:|---:|"
     );
     for line in lines {
-        let lab = StoreRig::new(programs, arguments)?;
+        let lab = StoreRig::new(programs, arguments.objects_on_disk)?;
         let server = lab.serve("written", &cold_flags(arguments))?;
         let mut connection = server.connect("disk")?;
         let load = Load {
@@ -204,7 +204,7 @@ fn measure_beside(
     // Less than half of the log is dirty, so that nobody is paced.
     let log_mib = arguments.log_mib.max(1024);
     let dirty_mib = log_mib * 2 / 5;
-    let lab = StoreRig::new(programs, arguments)?;
+    let lab = StoreRig::new(programs, arguments.objects_on_disk)?;
     let mut all = flags("hot", 64, log_mib);
     all.push(format!("--volume=bulk={dirty_mib}MiB"));
     all.push("--rpo=1h".to_owned());

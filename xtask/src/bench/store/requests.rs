@@ -14,9 +14,9 @@ use s3_testbed::Traffic;
 
 use super::Arguments;
 use super::index::run_engine_tests;
-use super::lab::{FirnServer, Programs, StoreRig};
-use super::load::{Connection, Load, LoadEnd};
 use crate::Failure;
+use crate::bench::nbd_load::{Connection, Load, LoadEnd};
+use crate::bench::rig::{FirnServer, Programs, StoreRig};
 
 /// Each volume writes so much, once in this time.
 const WRITE_BYTES: usize = 64 << 10;
@@ -46,7 +46,7 @@ const SECONDS_A_MONTH: f64 = 30.0 * 86400.0;
 pub(super) fn of_many_volumes(programs: &Programs, arguments: &Arguments) -> Result<(), Failure> {
     println!("\n## P21: the engine in virtual time\n");
     run_engine_tests("engine", "store_requests::")?;
-    let lab = StoreRig::new(programs, arguments)?;
+    let lab = StoreRig::new(programs, arguments.objects_on_disk)?;
     let names: Vec<String> = (0..arguments.volumes).map(|n| format!("v{n}")).collect();
     let server = lab.serve("cache", &flags(&names, "1s"))?;
     spread_folds(&server, &names)?;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::lab::{PlainRun, Programs, StoreRig};
-use super::load::{Load, LoadEnd, Outcome};
 use super::{Arguments, Line, flags, median};
 use crate::Failure;
+use crate::bench::nbd_load::{Load, LoadEnd, Outcome};
+use crate::bench::rig::{PlainRun, Programs, StoreRig};
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
@@ -37,7 +37,7 @@ fn measure(
     line: Line,
     load: Load,
 ) -> Result<Round, Failure> {
-    let lab = StoreRig::new(programs, arguments)?;
+    let lab = StoreRig::new(programs, arguments.objects_on_disk)?;
     let volume_mib = load.span >> 20;
     let server = lab.serve("cache", &flags("disk", volume_mib, arguments.log_mib))?;
     lab.slow_down(line.rate_mib, line.latency);

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use s3_testbed::{Minio, MinioConfig, Proxy, Traffic, url_at};
 
-use super::Arguments;
-use super::load::Connection;
+use super::nbd_load::Connection;
 use crate::{Failure, minio, workspace};
 
 /// How long a server may take until it answers, or until it has ended: a thousand volumes with unfolded slices read a
@@ -58,9 +57,9 @@ impl PlainRun {
 }
 
 impl StoreRig {
-    pub(super) fn new(programs: &Programs, arguments: &Arguments) -> Result<StoreRig, Failure> {
+    pub(super) fn new(programs: &Programs, objects_on_disk: bool) -> Result<StoreRig, Failure> {
         let memory = Path::new("/dev/shm");
-        let objects = if memory.is_dir() && !arguments.objects_on_disk {
+        let objects = if memory.is_dir() && !objects_on_disk {
             tempfile::tempdir_in(memory)?
         } else {
             tempfile::tempdir_in(workspace::target())?
