@@ -22,8 +22,6 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Parser;
-
 use crate::{Failure, lane, minio, process, workspace};
 pub(crate) use arguments::Arguments;
 use arguments::{MIB, StoreKind};
@@ -70,25 +68,6 @@ fn run_on_host(arguments: &Arguments) -> Result<ExitCode, Failure> {
         .code()
         .and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
-}
-
-/// A short soak of a server with a planted bug: the command that runs the guest.
-pub(crate) fn planted(canary: &str, kernel: &str, server: &Path) -> Result<Command, Failure> {
-    let arguments =
-        PlantedSoak::parse_from(["soak", "--seconds", "60", "--rate", "2", "--span", "16"]);
-    let arguments = Arguments {
-        kernel: Some(kernel.to_owned()),
-        canary: Some(canary.to_owned()),
-        ..arguments.soak
-    };
-    guest(&arguments, server)
-}
-
-/// The arguments as a program of their own.
-#[derive(clap::Parser)]
-struct PlantedSoak {
-    #[command(flatten)]
-    soak: Arguments,
 }
 
 /// The command that runs the soak in its guest.

@@ -136,6 +136,21 @@ fn check_locked(server: &Server) {
     );
 }
 
+/// Less than what a server reserves in a guest of 512 MiB, and more than it has touched when it is up.
+const RESERVE_BYTES_MIN: usize = 32 * MIB;
+
+#[test]
+fn a_server_has_the_heap_that_uploads_need_before_memory_is_short() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=16MiB"]);
+    check_locked(&server);
+    let heap = field(&format!("/proc/{}/status", server.pid()), "RssAnon:");
+    assert!(
+        heap >= RESERVE_BYTES_MIN,
+        "only {heap} bytes of the heap are in memory"
+    );
+}
+
 #[test]
 fn swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short() {
     let Some(guest) = Guest::new() else { return };

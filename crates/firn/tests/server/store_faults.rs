@@ -54,3 +54,36 @@ fn a_volume_is_served_however_many_requests_are_lost_while_the_server_comes_up()
     let mut client = server.connect("demo");
     assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
 }
+
+/// Far enough apart that nothing is read ahead, each in a chunk of its own.
+const STRIDE: u64 = 1 << 20;
+const ROUNDS: u64 = 16;
+
+#[test]
+fn a_write_that_lands_while_its_neighbours_are_fetched_is_what_is_read() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=16MiB"]);
+    let mut client = server.connect("demo");
+    for round in 0..ROUNDS {
+        client.write(round * STRIDE, &[1; 65536]).unwrap();
+    }
+    drop(client);
+    world.expect_success(&server, &["detach", "demo"]);
+    server.kill();
+    // On a host that has nothing of it, and waits for the store.
+    let plan = "seed=1,delay=1000,delay-max=200ms";
+    let server = world.serve("cold", &["--planned-store-faults", plan]);
+    world.expect_success(&server, &["attach", "demo", "--transport", "nbd"]);
+    let (mut reader, mut writer) = (server.connect("demo"), server.connect("demo"));
+    for round in 0..ROUNDS {
+        let at = round * STRIDE;
+        std::thread::scope(|scope| {
+            let cold = scope.spawn(|| reader.read(at, 4096).unwrap());
+            writer.write(at + 8192, &[2; 4096]).unwrap();
+            assert_eq!(cold.join().unwrap(), [1; 4096]);
+        });
+        let found = writer.read(at + 4096, 12288).unwrap();
+        let blocks: Vec<u8> = found.chunks(4096).map(|block| block[0]).collect();
+        assert_eq!(blocks, [1, 2, 1], "block by block in round {round}");
+    }
+}
