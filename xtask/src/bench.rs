@@ -90,7 +90,7 @@ fn wait_for_turn() -> Result<File, Failure> {
 
 fn blkmq() -> Result<(), Failure> {
     let program = build("blkmq", "blkmq", &[])?;
-    println!("{}", lane()?);
+    println!("{}", crate::lane::describe_machine()?);
     let status = Command::new(&program).status()?;
     if !status.success() {
         return Err("the benchmark failed".into());
@@ -120,7 +120,7 @@ fn blkmq() -> Result<(), Failure> {
 
 fn messenger() -> Result<(), Failure> {
     let program = build("messenger", "messenger", &["--features", "meter"])?;
-    println!("{}", lane()?);
+    println!("{}", crate::lane::describe_machine()?);
     if !Command::new(&program).status()?.success() {
         return Err("the benchmark failed".into());
     }
@@ -169,20 +169,4 @@ fn collected(output: &Output) -> Option<u64> {
         .lines()
         .find_map(|line| line.split_once("Collected :"));
     line?.1.trim().parse().ok()
-}
-
-/// Where the figures are from: without it they mean nothing.
-fn lane() -> Result<String, Failure> {
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let load = std::fs::read_to_string("/proc/loadavg")?;
-    let load = load.split(' ').next().unwrap_or("unknown");
-    let processors = std::thread::available_parallelism()?;
-    let model = std::fs::read_to_string("/proc/cpuinfo")?
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
-        .map_or("unknown processor".to_owned(), |(_, name)| name.to_owned());
-    let kernel = kernel.trim();
-    Ok(format!(
-        "lane: native, {processors} x {model}, Linux {kernel}, load average {load}"
-    ))
 }

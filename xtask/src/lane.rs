@@ -29,3 +29,19 @@ pub(crate) fn describe_guest(kernel: &str, icount: bool) -> Result<String, Failu
         release.trim()
     ))
 }
+
+/// The lane of this machine: without it figures mean nothing.
+pub(crate) fn describe_machine() -> Result<String, Failure> {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let load = std::fs::read_to_string("/proc/loadavg")?;
+    let load = load.split(' ').next().unwrap_or("unknown");
+    let processors = std::thread::available_parallelism()?;
+    let model = std::fs::read_to_string("/proc/cpuinfo")?
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown processor".to_owned(), |(_, name)| name.to_owned());
+    let kernel = kernel.trim();
+    Ok(format!(
+        "lane: native, {processors} x {model}, Linux {kernel}, load average {load}"
+    ))
+}

@@ -99,14 +99,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "nbd",
     ];
     crate::process::run(workspace::cargo(build).args(["--bins", "--example", "bare_file"]))?;
-    println!("{}", super::lane()?);
+    println!("{}", crate::lane::describe_machine()?);
     for mode in [Mode::Buffered, Mode::Direct] {
         let scratch =
             Scratch(workspace::target().join(format!("bench-nbd-{}", std::process::id())));
         std::fs::create_dir_all(&scratch.0)?;
         table(arguments, mode, &scratch.0)?;
     }
-    println!("\n{}", super::lane()?);
+    println!("\n{}", crate::lane::describe_machine()?);
     Ok(())
 }
 

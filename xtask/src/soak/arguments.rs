@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     /// Where: uml (where it has been built, that is usual), or a packaged kernel
     #[arg(long)]
     pub(super) kernel: Option<String>,
+    /// Without a guest: on this machine, over NBD, the server's programs of a user's own
+    #[arg(long, conflicts_with_all = ["kernel", "scale"])]
+    pub(super) nbd: bool,
     /// How the disks' bytes travel: auto, zero-copy, user-copy, get-data, copy
     #[arg(long, default_value = "auto")]
     pub(super) data_mode: String,

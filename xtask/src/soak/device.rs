@@ -1,21 +1,18 @@
-//! One disk under test: its files, its oracle, and how each kind of request is made and judged.
+//! One disk under test: how it is attached, its oracle, and how each kind of request is made and judged.
 //!
 //! The first three quarters belong to direct I/O from several threads at once. The last quarter
 //! belongs to one thread that goes through the page cache: what two of them made of one page would
 //! be the kernel's doing, not the server's.
 
-use std::fs::File;
 use std::io::{Error, Result};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use oracle::SectorOracle;
 use oracle::stamp::{self, SECTOR_BYTES};
-use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
 
+use super::disk_files::{DiskFiles, IoPath};
+use super::nbd_export::NbdExport;
 use super::world::{ThreadActivity, World, lock};
 
 /// Alignment of memory for direct I/O.
@@ -24,14 +21,56 @@ const ALIGNMENT: usize = 4096;
 /// Sectors of a 4 KiB block.
 pub(super) const BLOCK: u64 = 8;
 
-/// How a disk is open.
+/// How a volume is reached.
 #[derive(Debug)]
-pub(super) struct Files {
-    path: PathBuf,
-    direct: File,
-    /// Each write is a FUA write.
-    fua_writes: File,
-    buffered: File,
+pub(super) enum Attached {
+    Disk(DiskFiles),
+    Nbd(NbdExport),
+}
+
+impl Attached {
+    fn read(&self, way: IoPath, at: u64, data: &mut [u8]) -> Result<()> {
+        match self {
+            Attached::Disk(files) => files.read(way, at, data),
+            Attached::Nbd(export) => export.read(at, data),
+        }
+    }
+
+    fn write(&self, way: IoPath, at: u64, data: &[u8]) -> Result<()> {
+        match self {
+            Attached::Disk(files) => files.write(way, at, data),
+            Attached::Nbd(export) => export.write(at, data, way == IoPath::Forced),
+        }
+    }
+
+    fn zero(&self, at: u64, bytes: u64) -> Result<()> {
+        match self {
+            Attached::Disk(files) => files.zero(at, bytes),
+            Attached::Nbd(export) => export.zero(at, bytes),
+        }
+    }
+
+    fn discard(&self, at: u64, bytes: u64) -> Result<()> {
+        match self {
+            Attached::Disk(files) => files.discard(at, bytes),
+            Attached::Nbd(export) => export.discard(at, bytes),
+        }
+    }
+
+    fn flush(&self, way: IoPath) -> Result<()> {
+        match self {
+            Attached::Disk(files) => files.flush(way),
+            Attached::Nbd(export) => export.flush(),
+        }
+    }
+
+    fn evict_page_cache(&self, at: u64, bytes: u64) -> Result<()> {
+        match self {
+            Attached::Disk(files) => files.evict_page_cache(at, bytes),
+            // None lies between.
+            Attached::Nbd(_) => Ok(()),
+        }
+    }
 }
 
 /// A disk.
@@ -42,15 +81,7 @@ pub(super) struct Device {
     pub(super) sectors: u64,
     oracle: Mutex<SectorOracle>,
     /// None while it is detached. Requests hold it for reading.
-    files: RwLock<Option<Files>>,
-}
-
-/// A way to write or read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum IoPath {
-    Direct,
-    Forced,
-    Buffered,
+    attached: RwLock<Option<Attached>>,
 }
 
 /// Memory that direct I/O takes.
@@ -73,38 +104,10 @@ impl Buffer {
     }
 }
 
-impl Files {
-    pub(super) fn open(path: &Path) -> Result<Files> {
-        let open = |flags: OFlags| {
-            let flags = i32::try_from(flags.bits()).map_err(Error::other)?;
-            let mut options = File::options();
-            options
-                .read(true)
-                .write(true)
-                .custom_flags(flags)
-                .open(path)
-        };
-        Ok(Files {
-            path: path.to_owned(),
-            direct: open(OFlags::DIRECT)?,
-            fua_writes: open(OFlags::DIRECT | OFlags::DSYNC)?,
-            buffered: open(OFlags::empty())?,
-        })
-    }
-
-    fn file_for(&self, way: IoPath) -> &File {
-        match way {
-            IoPath::Direct => &self.direct,
-            IoPath::Forced => &self.fua_writes,
-            IoPath::Buffered => &self.buffered,
-        }
-    }
-}
-
 /// A disk with a request in it.
 pub(super) struct DeviceUse<'a> {
     device: &'a Device,
-    files: RwLockReadGuard<'a, Option<Files>>,
+    attached: RwLockReadGuard<'a, Option<Attached>>,
     world: &'a World,
     activity: &'a ThreadActivity,
 }
@@ -116,7 +119,7 @@ impl Device {
             name: format!("soak{number}"),
             sectors,
             oracle: Mutex::new(SectorOracle::new(number, sectors)),
-            files: RwLock::default(),
+            attached: RwLock::default(),
         }
     }
 
@@ -137,7 +140,7 @@ impl Device {
         activity: &'a ThreadActivity,
     ) -> DeviceUse<'a> {
         DeviceUse {
-            files: self.files.read().unwrap_or_else(PoisonError::into_inner),
+            attached: self.attached.read().unwrap_or_else(PoisonError::into_inner),
             device: self,
             world,
             activity,
@@ -145,14 +148,16 @@ impl Device {
     }
 
     /// Waits until nobody uses the disk, and keeps it so.
-    pub(super) fn lock_exclusively(&self) -> RwLockWriteGuard<'_, Option<Files>> {
-        self.files.write().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock_exclusively(&self) -> RwLockWriteGuard<'_, Option<Attached>> {
+        self.attached
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl DeviceUse<'_> {
-    fn files(&self) -> Result<&Files> {
-        self.files
+    fn attached(&self) -> Result<&Attached> {
+        self.attached
             .as_ref()
             .ok_or_else(|| Error::other("the disk is not attached"))
     }
@@ -180,7 +185,7 @@ impl DeviceUse<'_> {
         what: &str,
         sectors: &Range<u64>,
         zeroes: bool,
-        change: impl FnOnce(&Files, u32) -> Result<()>,
+        change: impl FnOnce(&Attached, u32) -> Result<()>,
     ) {
         let generation = {
             let mut oracle = lock(&self.device.oracle);
@@ -192,7 +197,10 @@ impl DeviceUse<'_> {
         let done = self.activity.track(
             &self.world.tally,
             || self.at(what, sectors),
-            || self.files().and_then(|files| change(files, generation)),
+            || {
+                self.attached()
+                    .and_then(|attached| change(attached, generation))
+            },
         );
         // One that failed may have happened or may happen yet: it stays in flight.
         if self.report_error(what, sectors, done).is_some() {
@@ -202,37 +210,26 @@ impl DeviceUse<'_> {
 
     pub(super) fn write(&self, way: IoPath, sectors: Range<u64>, buffer: &mut Buffer) {
         let number = self.device.number;
-        self.change_sectors("write", &sectors, false, |files, generation| {
+        self.change_sectors("write", &sectors, false, |attached, generation| {
             let bytes = buffer.of(&sectors);
             stamp::fill(bytes, number, generation, sectors.start);
-            files
-                .file_for(way)
-                .write_all_at(bytes, sectors.start * SECTOR_BYTES as u64)
+            attached.write(way, sectors.start * SECTOR_BYTES as u64, bytes)
         });
     }
 
     /// Zeroes sectors, unmapping them.
     pub(super) fn zero(&self, sectors: Range<u64>) {
-        self.change_sectors("zeroing", &sectors, true, |files, _| {
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        self.change_sectors("zeroing", &sectors, true, |attached, _| {
             let (at, len) = bytes(&sectors);
-            Ok(fallocate(&files.direct, flags, at, len)?)
+            attached.zero(at, len)
         });
     }
 
-    /// Discards sectors, which then read as zeroes. There is no safe call for it: a program does it.
+    /// Discards sectors, which then read as zeroes.
     pub(super) fn discard(&self, sectors: Range<u64>) {
-        self.change_sectors("discard", &sectors, true, |files, _| {
+        self.change_sectors("discard", &sectors, true, |attached, _| {
             let (at, len) = bytes(&sectors);
-            let mut command = Command::new("blkdiscard");
-            command.args(["-f", "-o", &at.to_string(), "-l", &len.to_string()]);
-            let output = command.arg(&files.path).output()?;
-            if output.status.success() {
-                return Ok(());
-            }
-            Err(Error::other(
-                String::from_utf8_lossy(&output.stderr).into_owned(),
-            ))
+            attached.discard(at, len)
         });
     }
 
@@ -241,10 +238,7 @@ impl DeviceUse<'_> {
         let flushed = self.activity.track(
             &self.world.tally,
             || self.at("flush", &all),
-            || {
-                self.files()
-                    .and_then(|files| files.file_for(way).sync_data())
-            },
+            || self.attached().and_then(|attached| attached.flush(way)),
         );
         self.report_error("flush", &all, flushed);
     }
@@ -252,14 +246,8 @@ impl DeviceUse<'_> {
     /// Drops what the page cache has of these sectors.
     pub(super) fn evict_page_cache(&self, sectors: &Range<u64>) {
         let (at, len) = bytes(sectors);
-        let forgotten = self.files().and_then(|files| {
-            Ok(fadvise(
-                &files.buffered,
-                at,
-                std::num::NonZero::new(len),
-                Advice::DontNeed,
-            )?)
-        });
+        let attached = self.attached();
+        let forgotten = attached.and_then(|attached| attached.evict_page_cache(at, len));
         self.report_error("forgetting", sectors, forgotten);
     }
 
@@ -271,11 +259,9 @@ impl DeviceUse<'_> {
             &self.world.tally,
             || self.at("read", &sectors),
             || {
-                self.files().and_then(|files| {
-                    files
-                        .file_for(way)
-                        .read_exact_at(bytes, sectors.start * SECTOR_BYTES as u64)
-                })
+                let at = sectors.start * SECTOR_BYTES as u64;
+                self.attached()
+                    .and_then(|attached| attached.read(way, at, bytes))
             },
         );
         if self.report_error("read", &sectors, read).is_none() {
@@ -297,11 +283,9 @@ impl DeviceUse<'_> {
         let mut buffer = Buffer::new((sectors.end - sectors.start) as usize * SECTOR_BYTES);
         let before = lock(&self.device.oracle).begin_read(sectors.clone());
         let bytes = buffer.of(sectors);
-        let read = self.files().and_then(|files| {
-            files
-                .file_for(way)
-                .read_exact_at(bytes, sectors.start * SECTOR_BYTES as u64)
-        });
+        let at = sectors.start * SECTOR_BYTES as u64;
+        let attached = self.attached();
+        let read = attached.and_then(|attached| attached.read(way, at, bytes));
         match read {
             Err(error) => error.to_string(),
             Ok(()) => {

@@ -1,13 +1,15 @@
 //! `cargo xtask soak`: many disks of the shipped binary in use for some time, while nothing may fail.
 //!
-//! The program runs itself a second time in a guest, where the disks are. There `work` sends
+//! The program runs itself a second time in a guest, where the disks are, or stays here and uses volumes over NBD. There `work` sends
 //! requests, `device` and the oracle judge every sector that is read, `operator` restarts and kills
 //! the server, the store fails on purpose, `object_store` is one that is killed too, `gauge` records figures, and `watchdog` reports what hangs.
 //! Reading order: `arguments`, `phases`, `work`, `device`, `operator`.
 
 mod arguments;
 mod device;
+mod disk_files;
 mod gauge;
+mod nbd_export;
 mod object_store;
 mod operator;
 mod phases;
@@ -17,7 +19,7 @@ mod watchdog;
 mod work;
 mod world;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,27 +42,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     if arguments.inside {
         run_in_guest(arguments).map(|()| ExitCode::SUCCESS)
+    } else if arguments.nbd {
+        run_over_nbd(arguments).map(|()| ExitCode::SUCCESS)
     } else {
         run_on_host(arguments)
     }
 }
 
+/// The server under test, built if none was named.
+fn program(arguments: &Arguments) -> Result<PathBuf, Failure> {
+    if let Some(program) = &arguments.program {
+        return Ok(std::path::absolute(program)?);
+    }
+    let build = ["build", "--quiet", "--profile", "dist", "-p", "firn"];
+    process::run(&mut workspace::cargo(build))?;
+    Ok(workspace::packaged("firn"))
+}
+
 /// Builds the server and starts the guest.
 fn run_on_host(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let program = match &arguments.program {
-        Some(program) => std::path::absolute(program)?,
-        None => {
-            process::run(&mut workspace::cargo([
-                "build",
-                "--quiet",
-                "--profile",
-                "dist",
-                "-p",
-                "firn",
-            ]))?;
-            workspace::packaged("firn")
-        }
-    };
+    let program = program(arguments)?;
     let mut guest = guest(arguments, &program)?;
     println!("$ {}", process::command_line(&guest));
     let code = guest
@@ -132,9 +133,29 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
     println!("{}", lane::describe_guest(arguments.kernel(), false)?);
     let scratch =
         std::env::var_os("FIRN_VM_SCRATCH").ok_or("this is no guest with a scratch disk")?;
-    let dir = Path::new(&scratch).join("soak");
-    std::fs::create_dir_all(&dir)?;
-    let free_mib = rustix::fs::statvfs(&dir).map(|disk| disk.f_bavail * disk.f_frsize / MIB)?;
+    let program = arguments.program.clone().ok_or("no --program")?;
+    run_in_dir(arguments, program, &Path::new(&scratch).join("soak"))
+}
+
+/// Runs the soak on this machine, whose kernel need have no ublk.
+fn run_over_nbd(arguments: &Arguments) -> Result<(), Failure> {
+    let program = program(arguments)?;
+    println!("{}", lane::describe_machine()?);
+    let minio = match arguments.store {
+        StoreKind::Directory => None,
+        StoreKind::Minio => Some(minio::build()?),
+    };
+    let arguments = Arguments {
+        minio,
+        ..arguments.clone()
+    };
+    run_in_dir(&arguments, program, &workspace::target().join("soak"))
+}
+
+/// Runs the soak with everything below `dir`.
+fn run_in_dir(arguments: &Arguments, program: PathBuf, dir: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(dir)?;
+    let free_mib = rustix::fs::statvfs(dir).map(|disk| disk.f_bavail * disk.f_frsize / MIB)?;
     if free_mib < arguments.bound_mib() {
         let bound = arguments.bound_mib();
         return Err(format!(
@@ -142,17 +163,11 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
         )
         .into());
     }
-    let store = match arguments.store {
-        StoreKind::Directory => None,
-        StoreKind::Minio => {
-            let program = arguments.minio.as_ref().ok_or("no --minio")?;
-            Some(Arc::new(ObjectStore::start(program, &dir)?))
-        }
-    };
-    let setup = Setup {
-        program: arguments.program.clone().ok_or("no --program")?,
-        dir,
-        store,
+    let mut setup = Setup {
+        program,
+        dir: dir.to_owned(),
+        store: None,
+        over_nbd: arguments.nbd,
         faults: if arguments.scale.is_empty() {
             arguments.faults()
         } else {
@@ -163,6 +178,12 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
         cache_mib: arguments.cache_mib(),
         canary: arguments.canary.clone(),
     };
+    setup.remove_everything();
+    std::fs::create_dir_all(dir)?;
+    if arguments.store == StoreKind::Minio {
+        let program = arguments.minio.as_ref().ok_or("no --minio")?;
+        setup.store = Some(Arc::new(ObjectStore::start(program, dir)?));
+    }
     if !arguments.scale.is_empty() {
         return scale::run(
             &setup,
@@ -181,7 +202,13 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
     if setup.store.is_some() && !arguments.no_faults {
         world.judge_store();
     }
-    conclude(arguments, &setup, &world, &gauge)
+    let concluded = conclude(arguments, &setup, &world, &gauge);
+    // What a soak that failed leaves is looked at.
+    if concluded.is_ok() {
+        setup.store = None;
+        setup.remove_everything();
+    }
+    concluded
 }
 
 fn print_plan(arguments: &Arguments, setup: &Setup) {

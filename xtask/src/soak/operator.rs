@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::device::{Device, Files};
+use super::device::{Attached, Device};
+use super::disk_files::DiskFiles;
 use super::gauge::Gauge;
+use super::nbd_export::NbdExport;
 use super::server::{self, Server, Setup};
 use super::world::{Tally, ThreadActivity, World, lock};
 use crate::Failure;
@@ -42,15 +44,20 @@ impl Operator<'_> {
         self.open(device, &mut device.lock_exclusively())
     }
 
-    fn open(&self, device: &Device, files: &mut Option<Files>) -> Result<(), Failure> {
-        let path = server::attach(&device.name, self.mode, OPERATION_TIMEOUT)?;
-        *files = Some(Files::open(&path)?);
+    fn open(&self, device: &Device, attached: &mut Option<Attached>) -> Result<(), Failure> {
+        *attached = Some(if self.setup.over_nbd {
+            server::attach_over_nbd(&device.name, OPERATION_TIMEOUT)?;
+            Attached::Nbd(NbdExport::new(server::nbd_socket(), &device.name))
+        } else {
+            let path = server::attach(&device.name, self.mode, OPERATION_TIMEOUT)?;
+            Attached::Disk(DiskFiles::open(&path)?)
+        });
         Ok(())
     }
 
-    fn close(device: &Device, files: &mut Option<Files>) -> Result<(), Failure> {
+    fn close(device: &Device, attached: &mut Option<Attached>) -> Result<(), Failure> {
         // Closed first: the server does not detach a disk that is open.
-        *files = None;
+        *attached = None;
         server::detach(&device.name, OPERATION_TIMEOUT)
     }
 
@@ -61,9 +68,9 @@ impl Operator<'_> {
 
     /// Detaches a volume and attaches it again; its requests wait meanwhile.
     fn reattach(&self, device: &Device) -> Result<(), Failure> {
-        let mut files = device.lock_exclusively();
-        Self::close(device, &mut files)?;
-        self.open(device, &mut files)
+        let mut attached = device.lock_exclusively();
+        Self::close(device, &mut attached)?;
+        self.open(device, &mut attached)
     }
 
     /// Stops the server and starts the next, which must recover all disks.
@@ -105,13 +112,21 @@ impl Operator<'_> {
         Ok(())
     }
 
+    /// Whether the server serves a volume, by what it shows of it.
+    fn is_back(&self, shown: &serde_json::Value) -> bool {
+        match self.setup.over_nbd {
+            true => shown["state"] == "open",
+            false => !shown["disk"].is_null(),
+        }
+    }
+
     /// Waits until the restarted server has recovered a disk. Returns whether it had at once.
     fn wait_until_restored(&self, device: &Device, within: Duration) -> Result<bool, Failure> {
         let began = Instant::now();
         for tries in 0.. {
             let shown = server::request("GET", &format!("/v1/volumes/{}", device.name), None);
             match shown {
-                Ok(shown) if !shown["disk"].is_null() => return Ok(tries == 0),
+                Ok(shown) if self.is_back(&shown) => return Ok(tries == 0),
                 // The server asks the store about a volume that is not open yet, and that may fail.
                 _ if began.elapsed() < within => std::thread::sleep(Duration::from_millis(200)),
                 Ok(_) => break,

@@ -11,7 +11,8 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::arguments::{Arguments, MIB};
-use super::device::{Device, IoPath};
+use super::device::Device;
+use super::disk_files::IoPath;
 use super::gauge::Gauge;
 use super::operator::{OPERATION_TIMEOUT, Operator};
 use super::server::{self, Server, Setup};

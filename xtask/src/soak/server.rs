@@ -22,7 +22,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const API: &str = "127.0.0.1:7070";
 
 /// Where the server keeps the tokens that its API wants.
-const TOKENS: &str = "/run/firn-soak-tokens";
+fn tokens() -> PathBuf {
+    std::env::temp_dir().join("firn-soak-tokens")
+}
+
+/// Where the server listens for NBD clients.
+pub(super) fn nbd_socket() -> PathBuf {
+    std::env::temp_dir().join("firn-soak.sock")
+}
 
 /// How long an answer may take: attaching a disk waits for the store, which has outages.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
@@ -40,6 +47,8 @@ pub(super) struct Setup {
     pub(super) rpo_seconds: u64,
     pub(super) log_mib: u64,
     pub(super) cache_mib: u64,
+    /// The volumes are used over NBD, not as disks.
+    pub(super) over_nbd: bool,
     /// A planted bug.
     pub(super) canary: Option<String>,
 }
@@ -83,6 +92,15 @@ impl Setup {
         Ok(fs::remove_dir_all(self.rings())?)
     }
 
+    /// Forgets all that was written, and what servers leave beside it. One that was killed has left it.
+    pub(super) fn remove_everything(&self) {
+        // What is not there need not be removed, and what cannot be is in the way of the next server, which says so.
+        for dir in [&self.dir, &self.rings(), &tokens()] {
+            let _ = fs::remove_dir_all(dir);
+        }
+        let _ = fs::remove_file(nbd_socket());
+    }
+
     /// Starts a server and waits until it is ready.
     pub(super) fn start(&self, within: Duration) -> Result<Server, Failure> {
         fs::create_dir_all(self.rings())?;
@@ -91,7 +109,8 @@ impl Setup {
             .append(true)
             .open(self.log_path())?;
         let mut command = Command::new(&self.program);
-        command.args(["serve", "--api", API, "--api-tokens", TOKENS]);
+        command.args(["serve", "--api", API, "--api-tokens"]);
+        command.arg(tokens());
         command.args(["--rpo", &format!("{}s", self.rpo_seconds)]);
         match &self.store {
             Some(store) => {
@@ -105,7 +124,7 @@ impl Setup {
         }
         command.arg("--cache").arg(self.cache());
         command.arg("--ring-dir").arg(self.rings());
-        command.args(["--nbd", "unix:/run/firn-soak.sock"]);
+        command.arg(format!("--nbd=unix:{}", nbd_socket().display()));
         command.args(["--log-size", &format!("{}MiB", self.log_mib)]);
         command.args(["--cache-size", &format!("{}MiB", self.cache_mib)]);
         if !self.faults.is_empty() {
@@ -245,7 +264,7 @@ fn send(
         .build()
         .new_agent();
     // Until the server has made it, nobody answers either.
-    let token = fs::read_to_string(Path::new(TOKENS).join("admin")).unwrap_or_default();
+    let token = fs::read_to_string(tokens().join("admin")).unwrap_or_default();
     let request = Request::builder()
         .method(method)
         .uri(format!("http://{API}{path}"))
@@ -319,6 +338,13 @@ pub(super) fn attach(name: &str, mode: &str, within: Duration) -> Result<PathBuf
         return Err(format!("{name} was to be served by {mode} and is served by {granted}").into());
     }
     Ok(path.into())
+}
+
+/// Opens a volume for NBD clients.
+pub(super) fn attach_over_nbd(name: &str, within: Duration) -> Result<(), Failure> {
+    let options = json!({"transport": "nbd"});
+    let path = format!("/v1/volumes/{name}/attach");
+    request_until_ok("POST", &path, &options, within).map(drop)
 }
 
 /// Detaches a volume.

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use oracle::stamp::SECTOR_BYTES;
 
-use super::device::{BLOCK, Buffer, Device, DeviceUse, IoPath};
+use super::device::{BLOCK, Buffer, Device, DeviceUse};
+use super::disk_files::IoPath;
 use super::world::{Tally, ThreadActivity, World, lock};
 
 /// Largest request of reads and writes, in sectors.

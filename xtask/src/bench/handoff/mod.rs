@@ -88,7 +88,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             workspace::packaged("firn")
         }
     };
-    println!("{}", super::lane()?);
+    println!("{}", crate::lane::describe_machine()?);
     let dir = tempfile::tempdir_in(workspace::target())?;
     let rings = tempfile::tempdir_in("/dev/shm")?;
     let clients = clients(arguments);
@@ -111,7 +111,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     })?;
     drop(server);
     report(arguments, &measured, &notes, dir.path())?;
-    println!("\n{}", super::lane()?);
+    println!("\n{}", crate::lane::describe_machine()?);
     Ok(())
 }
 

@@ -93,7 +93,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return index::at_scale();
     }
     let programs = build(arguments)?;
-    println!("{}", super::lane()?);
+    println!("{}", crate::lane::describe_machine()?);
     println!(
         "log {} MiB, line {} MiB/s, {} s a measurement, {} rounds",
         arguments.log_mib, arguments.rate, arguments.seconds, arguments.rounds
@@ -128,7 +128,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.only.contains(&Row::Peers) {
         peers::compare(&programs, arguments, &lines)?;
     }
-    println!("\n{}", super::lane()?);
+    println!("\n{}", crate::lane::describe_machine()?);
     Ok(())
 }
 

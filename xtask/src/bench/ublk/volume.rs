@@ -103,7 +103,7 @@ fn run_on_host(arguments: &Arguments) -> Result<(), Failure> {
     guest.args(["--medium", &medium]);
     guest.args(["--flush-ms", &arguments.flush_ms.to_string()]);
     guest.arg("--inside").arg(kublk);
-    println!("this machine: {}", crate::bench::lane()?);
+    println!("this machine: {}", lane::describe_machine()?);
     println!("$ {}", process::command_line(&guest));
     let mut child = guest.stdout(Stdio::piped()).spawn()?;
     let output = child.stdout.take().ok_or("a guest without output")?;
@@ -116,7 +116,7 @@ fn run_on_host(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     let status = child.wait()?;
-    println!("this machine: {}", crate::bench::lane()?);
+    println!("this machine: {}", lane::describe_machine()?);
     if !status.success() {
         return Err(format!("the guest ended with {status}").into());
     }
