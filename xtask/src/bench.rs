@@ -4,6 +4,7 @@
 //! only as good as the machine is quiet; where valgrind is installed the instructions are counted
 //! too, and those are the same on every run.
 
+mod forks;
 mod guard;
 mod handoff;
 mod measure;
@@ -31,6 +32,8 @@ pub(crate) struct Arguments {
 enum Benchmark {
     /// The multi-queue core: second look, admission and completion, quiesce
     Blkmq,
+    /// Snapshots and forks: the calls, a thousand of them, the first requests (P8)
+    Forks(forks::Arguments),
     /// The instructions of a request, from descriptor to answer, against the committed ones
     Guard(guard::Arguments),
     /// The longest stall of NBD clients in an upgrade of the server (P9)
@@ -52,6 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Benchmark::Ublk(arguments) => ublk::is_inside(arguments),
         Benchmark::Volume(arguments) => ublk::volume::is_inside(arguments),
         Benchmark::Blkmq
+        | Benchmark::Forks(_)
         | Benchmark::Guard(_)
         | Benchmark::Handoff(_)
         | Benchmark::Messenger
@@ -61,6 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let _alone = (!inside).then(wait_for_turn).transpose()?;
     match &arguments.what {
         Benchmark::Blkmq => blkmq(),
+        Benchmark::Forks(arguments) => forks::run(arguments),
         Benchmark::Guard(arguments) => guard::run(arguments),
         Benchmark::Handoff(arguments) => handoff::run(arguments),
         Benchmark::Messenger => messenger(),

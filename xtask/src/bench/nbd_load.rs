@@ -16,6 +16,7 @@ const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const COMMAND_READ: u16 = 0;
 const COMMAND_WRITE: u16 = 1;
+const COMMAND_FLUSH: u16 = 3;
 /// A request that takes longer is taken for one that never ends.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 /// Content to write is taken from a pool of this size, at another place each time.
@@ -129,7 +130,7 @@ impl Connection {
             if in_flight.is_empty() {
                 break;
             }
-            let handle = self.take_reply(load, &mut block)?;
+            let handle = self.take_reply(load.writes, &mut block)?;
             let asked_at = in_flight.remove(&handle).ok_or("an answer to nothing")?;
             outcome.latencies.push(asked_at.elapsed());
             outcome.bytes += load.block as u64;
@@ -141,6 +142,12 @@ impl Connection {
         }
         outcome.seconds = started.elapsed().as_secs_f64();
         Ok(outcome)
+    }
+
+    /// Makes what was written durable.
+    pub(super) fn flush(&mut self) -> Result<(), Failure> {
+        self.send_request(COMMAND_FLUSH, 0, 0)?;
+        self.take_reply(true, &mut []).map(drop)
     }
 
     /// Reads these places, so many at a time.
@@ -161,7 +168,7 @@ impl Connection {
             if in_flight == 0 {
                 break;
             }
-            self.take_reply(load, &mut block)?;
+            self.take_reply(load.writes, &mut block)?;
             in_flight -= 1;
             outcome.bytes += load.block as u64;
         }
@@ -201,7 +208,7 @@ impl Connection {
         Ok(self.handle)
     }
 
-    fn take_reply(&mut self, load: Load, block: &mut [u8]) -> Result<u64, Failure> {
+    fn take_reply(&mut self, brings_nothing: bool, block: &mut [u8]) -> Result<u64, Failure> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
         let (magic, rest) = reply.split_at(4);
@@ -209,7 +216,7 @@ impl Connection {
         if magic != 0x6744_6698_u32.to_be_bytes() || error != [0; 4] {
             return Err(format!("a request failed: {reply:x?}").into());
         }
-        if !load.writes {
+        if !brings_nothing {
             self.stream.read_exact(block)?;
         }
         Ok(u64::from_be_bytes(handle.try_into()?))

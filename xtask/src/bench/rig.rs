@@ -214,7 +214,7 @@ pub(super) struct FirnServer<'a> {
     lab: &'a StoreRig,
     child: Child,
     pub(super) socket: PathBuf,
-    api: String,
+    pub(super) api: String,
 }
 
 impl Drop for FirnServer<'_> {
@@ -250,6 +250,20 @@ impl FirnServer<'_> {
 
     pub(super) fn cpu_seconds(&self) -> Result<f64, Failure> {
         cpu_seconds(self.child.id())
+    }
+
+    /// Its memory.
+    pub(super) fn resident_bytes(&self) -> Result<u64, Failure> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next());
+        let kib: u64 = kib.ok_or("the server has no memory")?.parse()?;
+        Ok(kib << 10)
+    }
+
+    /// The directory in which it runs.
+    pub(super) fn scratch(&self) -> &Path {
+        self.lab.scratch()
     }
 
     /// Ends it as an operator does: it gives its volumes back.

@@ -1,0 +1,72 @@
+//! The server's API, asked without a program in between, so that the time is the server's.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use ureq::http::Request;
+
+use crate::Failure;
+use crate::bench::rig::FirnServer;
+
+/// How long an answer may take: a snapshot waits until the store has everything.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+
+pub(super) struct Api {
+    agent: ureq::Agent,
+    address: String,
+    token: String,
+}
+
+impl Api {
+    pub(super) fn of(server: &FirnServer<'_>) -> Result<Api, Failure> {
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .proxy(None)
+            .timeout_global(Some(ANSWER_TIMEOUT))
+            .build()
+            .new_agent();
+        let file = server.scratch().join(Path::new("firn-data/tokens/admin"));
+        let token = std::fs::read_to_string(&file)
+            .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        Ok(Api {
+            agent,
+            address: server.api.clone(),
+            token: token.trim().to_owned(),
+        })
+    }
+
+    /// Asks for something that must succeed; how long that took.
+    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Duration, Failure> {
+        let request = Request::builder()
+            .method("POST")
+            .uri(format!("{}{path}", self.address))
+            .header("authorization", format!("Bearer {}", self.token))
+            .header("content-type", "application/json")
+            .body(body.to_string())?;
+        let began = Instant::now();
+        let mut answer = self.agent.run(request)?;
+        let text = answer.body_mut().read_to_string()?;
+        let took = began.elapsed();
+        if !answer.status().is_success() {
+            return Err(format!("POST {path}: {} {text}", answer.status()).into());
+        }
+        Ok(took)
+    }
+
+    pub(super) fn snapshot(&self, volume: &str, name: &str) -> Result<Duration, Failure> {
+        let path = format!("/v1/volumes/{volume}/snapshots");
+        self.post(&path, &json!({"name": name}))
+    }
+
+    /// A fork of a volume or, as `VOLUME@SNAPSHOT`, of a snapshot.
+    pub(super) fn fork(&self, parent: &str, name: &str) -> Result<Duration, Failure> {
+        let path = format!("/v1/volumes/{}/fork", parent.replace('@', "%40"));
+        self.post(&path, &json!({"name": name}))
+    }
+
+    pub(super) fn attach(&self, volume: &str) -> Result<Duration, Failure> {
+        let path = format!("/v1/volumes/{volume}/attach");
+        self.post(&path, &json!({"transport": "nbd"}))
+    }
+}

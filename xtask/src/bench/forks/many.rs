@@ -1,0 +1,100 @@
+//! Many forks of one snapshot, and what the first requests to one cost.
+
+use std::time::{Duration, Instant};
+
+use super::api::Api;
+use super::{Arguments, PARENT, median_ms, serve};
+use crate::Failure;
+use crate::bench::nbd_load::{Connection, Load, LoadEnd};
+use crate::bench::rig::{FirnServer, StoreRig};
+
+/// What the parent has, and of it what the store has; less than the log, so that everything is hot.
+const PARENT_HAS_BYTES: u64 = 256 << 20;
+/// Forks whose first requests are timed.
+const TOUCHED: usize = 64;
+
+pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failure> {
+    let server = serve(rig, "many", "30s")?;
+    let api = Api::of(&server)?;
+    let mut connection = server.connect(PARENT)?;
+    let fill = Load {
+        block: 1 << 20,
+        depth: 8,
+        ..request(true)
+    };
+    connection.run(fill, LoadEnd::Bytes(PARENT_HAS_BYTES))?;
+    server.sync(PARENT)?;
+    api.snapshot(PARENT, "base")?;
+    let snapshot = format!("{PARENT}@base");
+    let before = server.resident_bytes()?;
+    rig.proxy.take_traffic();
+    let began = Instant::now();
+    for nth in 0..arguments.forks {
+        api.fork(&snapshot, &format!("fork-{nth}"))?;
+    }
+    let forked = began.elapsed();
+    let requests = rig.proxy.take_traffic().requests();
+    let began = Instant::now();
+    for nth in 0..arguments.forks {
+        api.attach(&format!("fork-{nth}"))?;
+    }
+    let attached = began.elapsed();
+    let grown = server.resident_bytes()?.saturating_sub(before);
+    let count = arguments.forks.max(1) as f64;
+    println!(
+        "\n## {} forks of one snapshot, one after the other\n\n\
+         | forked in | store requests of each | attached in | memory of each |\n|---:|---:|---:|---:|\n\
+         | {:.2} s | {:.1} | {:.2} s | {:.0} KiB |",
+        arguments.forks,
+        forked.as_secs_f64(),
+        requests as f64 / count,
+        attached.as_secs_f64(),
+        grown as f64 / 1024.0 / count
+    );
+    first_requests(&server, arguments.forks.min(TOUCHED))
+}
+
+/// The first read and write of forks that nobody has used, against the same of their parent.
+fn first_requests(server: &FirnServer<'_>, forks: usize) -> Result<(), Failure> {
+    println!(
+        "\n## The first 4k request to each of {forks} forks, and one to their parent\n\n\
+         | | fork, us | parent, us | ratio |\n|---|---:|---:|---:|"
+    );
+    let mut parent = server.connect(PARENT)?;
+    for (name, writes) in [("read", false), ("write", true)] {
+        let mut of_forks = Vec::new();
+        let mut of_parent = Vec::new();
+        // A read of each first, and of others a write: neither is to find what the other has brought.
+        let half = forks / 2;
+        let range = if writes { half..forks } else { 0..half };
+        for nth in range {
+            let mut fork = server.connect(&format!("fork-{nth}"))?;
+            of_forks.push(once(&mut fork, writes)?);
+            of_parent.push(once(&mut parent, writes)?);
+        }
+        let (fork, parent) = (median_ms(&of_forks), median_ms(&of_parent));
+        println!(
+            "| {name} | {:.0} | {:.0} | {:.2} |",
+            fork * 1e3,
+            parent * 1e3,
+            fork / parent
+        );
+    }
+    Ok(())
+}
+
+/// One request by itself.
+pub(super) fn once(connection: &mut Connection, writes: bool) -> Result<Duration, Failure> {
+    let ran = connection.run(request(writes), LoadEnd::Bytes(4096))?;
+    Ok(ran.longest())
+}
+
+fn request(writes: bool) -> Load {
+    Load {
+        writes,
+        random: !writes,
+        block: 4096,
+        depth: 1,
+        span: PARENT_HAS_BYTES,
+    }
+}

@@ -1,0 +1,111 @@
+//! `cargo xtask bench forks`: what branching a volume costs (P8), over NBD, its store MinIO in memory.
+//!
+//! [`api`] asks the server and takes the time, [`calls`] measures single snapshots and forks, idle and under load,
+//! [`many`] a thousand of them and what the first requests to one cost, [`qcow2`] the same of overlays through qemu-nbd.
+
+mod api;
+mod calls;
+mod many;
+mod qcow2;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::rig::{FirnServer, Programs, StoreRig};
+use crate::{Failure, minio, process, workspace};
+
+/// Arguments of `cargo xtask bench forks`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Snapshots and forks of which the median counts
+    #[arg(long, default_value_t = 15)]
+    rounds: usize,
+    /// Forks of one snapshot
+    #[arg(long, default_value_t = 1000)]
+    forks: usize,
+    /// Milliseconds that the line to the store adds to each answer, separated by commas
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 30])]
+    latency: Vec<u64>,
+    /// MiB that were written, and are not in the store, when the snapshot of the second table is taken
+    #[arg(long, default_value_t = 1024)]
+    dirty_mib: u64,
+    /// MinIO's objects in target/, not in memory
+    #[arg(long)]
+    objects_on_disk: bool,
+    /// Measure this server instead of the one built here
+    #[arg(long)]
+    program: Option<PathBuf>,
+}
+
+/// The volume that is branched, and its size.
+const PARENT: &str = "parent";
+const PARENT_BYTES: u64 = 1 << 40;
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let programs = build(arguments)?;
+    println!("{}", crate::lane::describe_machine()?);
+    println!(
+        "a volume of 1 TiB, store MinIO, {} rounds",
+        arguments.rounds
+    );
+    for &latency in &arguments.latency {
+        let rig = StoreRig::new(&programs, arguments.objects_on_disk)?;
+        rig.slow_down(0, Duration::from_millis(latency));
+        println!("\n## {latency} ms to the store\n");
+        calls::measure(&rig, arguments)?;
+    }
+    let rig = StoreRig::new(&programs, arguments.objects_on_disk)?;
+    many::measure(&rig, arguments)?;
+    qcow2::measure(&rig, arguments)?;
+    println!("\n{}", crate::lane::describe_machine()?);
+    Ok(())
+}
+
+fn build(arguments: &Arguments) -> Result<Programs, Failure> {
+    let firn = match &arguments.program {
+        Some(program) => program.canonicalize()?,
+        None => {
+            let what = [
+                "build",
+                "--quiet",
+                "--profile",
+                "dist",
+                "-p",
+                "firn",
+                "--bins",
+            ];
+            process::run(&mut workspace::cargo(what))?;
+            workspace::packaged("firn")
+        }
+    };
+    Ok(Programs {
+        firn,
+        // Nothing here is compared with it.
+        plain: PathBuf::new(),
+        minio: minio::build()?,
+    })
+}
+
+/// A server whose volume is branched.
+fn serve<'a>(rig: &'a StoreRig, cache: &str, rpo: &str) -> Result<FirnServer<'a>, Failure> {
+    let flags = [
+        "--log-size=3GiB".to_owned(),
+        "--cache-size=1GiB".to_owned(),
+        format!("--rpo={rpo}"),
+        format!("--volume={PARENT}={}GiB", PARENT_BYTES >> 30),
+    ];
+    rig.serve(cache, &flags)
+}
+
+/// The middle one of some times, in milliseconds.
+fn median_ms(times: &[Duration]) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    let middle = times.get(times.len() / 2).copied().unwrap_or_default();
+    middle.as_secs_f64() * 1e3
+}
+
+fn most_ms(times: &[Duration]) -> f64 {
+    let most = times.iter().max().copied().unwrap_or_default();
+    most.as_secs_f64() * 1e3
+}
