@@ -42,7 +42,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 36] = [
+const CANARIES: [Canary; 38] = [
     Canary {
         name: "bytes_that_came_ahead_are_dropped",
         what: "requests that a connection had received when it was given away are lost between two servers",
@@ -348,6 +348,24 @@ const CANARIES: [Canary; 36] = [
             "guest_swap::a_server_has_the_heap_that_uploads_need_before_memory_is_short",
         ),
         words: &["of the heap are in memory"],
+    },
+    Canary {
+        name: "a_schedule_owns_all_snapshots",
+        what: "a schedule removes snapshots that it did not take",
+        judge: Detector::Here(
+            "server",
+            "schedules::a_schedule_keeps_the_newest_of_its_snapshots_and_removes_no_other",
+        ),
+        words: &["lack the user's own"],
+    },
+    Canary {
+        name: "a_schedule_begins_anew",
+        what: "a server that starts takes snapshots that are not due",
+        judge: Detector::Here(
+            "server",
+            "schedules::a_schedule_goes_on_after_a_kill_where_it_was",
+        ),
+        words: &["the hour is not over"],
     },
     Canary {
         name: "lines_are_waited_for",

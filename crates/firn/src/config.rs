@@ -12,7 +12,7 @@ use nbd::server::{Listen, ListenError};
 
 use crate::access::Role;
 use crate::api_address::{ApiAddress, SOCKET_DEFAULT, TOKENS_DEFAULT};
-use crate::cli::args::{GcInterval, LogIo, NewVolume, OpenListener, ServeArgs};
+use crate::cli::args::{GcInterval, LogIo, NewVolume, OpenListener, ServeArgs, SnapshotSchedule};
 use crate::failure::{Failure, Result};
 use crate::frontends::nbd_access::NbdTls;
 use crate::local_files::ring_dir;
@@ -74,13 +74,15 @@ pub(crate) struct ApiSettings {
     pub(crate) insecure: bool,
 }
 
-/// The times that a control plane is told.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ControlTimes {
+/// What a control plane is told.
+#[derive(Clone, Debug)]
+pub(crate) struct ControlSettings {
     /// Requests that take as long as this are logged.
     pub(crate) slow_request: Duration,
     /// How long a deleted volume is kept in the trash; zero: not at all.
     pub(crate) trash_keep: Duration,
+    /// Snapshots that it takes by itself.
+    pub(crate) snapshot_schedules: Vec<SnapshotSchedule>,
 }
 
 /// The settings of a server.
@@ -99,6 +101,8 @@ pub(crate) struct Settings {
     pub(crate) compact: GcInterval,
     /// How long a deleted volume is kept in the trash.
     pub(crate) trash_keep: Duration,
+    /// Snapshots that it takes by itself.
+    pub(crate) snapshot_schedules: Vec<SnapshotSchedule>,
     /// `None`: the size of the existing log, or the default for a new one.
     pub(crate) log_size: Option<Size>,
     /// `None`: that of the existing log, or one that suits the size of a new one.
@@ -118,6 +122,11 @@ fn time_or(given: Option<TimeSpan>, default: Duration) -> Duration {
     given.map_or(default, |time| time.0)
 }
 
+/// Lists are not merged: that of the flags counts, if there is one.
+fn listed<T>(flags: Vec<T>, file: Vec<T>) -> Vec<T> {
+    if flags.is_empty() { file } else { flags }
+}
+
 impl Settings {
     /// Merges flags with the file they name. `api` is what `--api` gives.
     pub(crate) fn new(api: &[String], flags: ServeArgs) -> Result<Self> {
@@ -125,18 +134,7 @@ impl Settings {
             Some(path) => read_file(path)?,
             None => ServeArgs::default(),
         };
-        let listed =
-            |flags: Vec<String>, file: Vec<String>| if flags.is_empty() { file } else { flags };
-        let insecure = if flags.insecure.is_empty() {
-            file.insecure
-        } else {
-            flags.insecure
-        };
-        let volumes = if flags.volume.is_empty() {
-            file.volume
-        } else {
-            flags.volume
-        };
+        let insecure = listed(flags.insecure, file.insecure);
         let cache = flags
             .cache
             .or(file.cache)
@@ -166,7 +164,8 @@ impl Settings {
                 flags.nbd_tls_required || file.nbd_tls_required,
                 nbd_access,
             )?,
-            volumes,
+            volumes: listed(flags.volume, file.volume),
+            snapshot_schedules: listed(flags.snapshot_schedule, file.snapshot_schedule),
             rpo: time_or(flags.rpo.or(file.rpo), RPO_DEFAULT),
             gc: flags.gc.or(file.gc).unwrap_or(GC_DEFAULT),
             compact: flags.compact.or(file.compact).unwrap_or(COMPACT_DEFAULT),
@@ -192,11 +191,12 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What its control plane is told of time.
-    pub(crate) fn control_times(&self) -> ControlTimes {
-        ControlTimes {
+    /// What its control plane is told.
+    pub(crate) fn control(&self) -> ControlSettings {
+        ControlSettings {
             slow_request: self.slow_request,
             trash_keep: self.trash_keep,
+            snapshot_schedules: self.snapshot_schedules.clone(),
         }
     }
 
@@ -235,6 +235,16 @@ impl Settings {
                 return Err(Failure::invalid(format!(
                     "volume {} is given twice; name each volume once",
                     volume.name
+                )));
+            }
+        }
+        for (at, schedule) in self.snapshot_schedules.iter().enumerate() {
+            let is_same = |other: &SnapshotSchedule| {
+                other.volume == schedule.volume && other.every == schedule.every
+            };
+            if self.snapshot_schedules[..at].iter().any(is_same) {
+                return Err(Failure::invalid(format!(
+                    "--snapshot-schedule {schedule}: there is another one of the same volume and time"
                 )));
             }
         }

@@ -48,6 +48,16 @@ fn write(control: &ControlPlane, text: &mut MetricsText<'_>) -> fmt::Result {
         [(vec![], unserved)],
     )?;
     write_collector(text, &control.host.collector())?;
+    let schedules = control.schedules.counts();
+    text.counters(
+        "firn_scheduled_snapshots",
+        "Snapshots by schedule that were taken, that could not be taken, and that were removed.",
+        [
+            (vec![("outcome", "taken")], schedules.taken),
+            (vec![("outcome", "failed")], schedules.failed),
+            (vec![("outcome", "removed")], schedules.removed),
+        ],
+    )?;
     let volumes = control.volumes.all();
     write_volumes(text, &volumes)?;
     compaction::write(text, &control.host.compaction(), &volumes)?;

@@ -165,7 +165,9 @@ fn default_of(name: &str, settings: &Settings) -> Option<Value> {
             return Some(addresses.map(|one| plain(one.to_string())).collect());
         }
         "api-tokens" => settings.api.tokens.display().to_string(),
-        "volume" | "insecure" | "api-host" => return Some(Value::Array(Vec::new())),
+        "volume" | "insecure" | "api-host" | "snapshot-schedule" => {
+            return Some(Value::Array(Vec::new()));
+        }
         _ => return None,
     };
     Some(Value::String(text))

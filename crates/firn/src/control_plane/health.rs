@@ -145,6 +145,11 @@ impl ControlPlane {
                 all.insert(format!("volume {}", open.info.name), health);
             }
         }
+        for (name, why) in self.schedules.troubles() {
+            // What else is wrong with it is the reason, or worse.
+            let own = all.entry(format!("volume {name}"));
+            own.or_insert_with(|| condition(Degraded, why));
+        }
         all
     }
 

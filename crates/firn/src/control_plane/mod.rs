@@ -16,6 +16,7 @@ mod health;
 pub(crate) mod opening;
 mod points;
 mod rescue;
+mod schedules;
 mod trash;
 pub(crate) mod upgrades;
 mod volume_locks;
@@ -30,8 +31,9 @@ use futures_util::future::join_all;
 use nbd::server::{BackendFile, Export, Listen};
 use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 
-use crate::config::ControlTimes;
+use crate::config::ControlSettings;
 use crate::control_plane::adoption::PendingConnections;
+use crate::control_plane::schedules::Schedules;
 use crate::control_plane::upgrades::Upgrades;
 use crate::control_plane::volume_locks::VolumeLocks;
 use crate::control_plane::waiting::{ReopenRequests, WaitingVolumes};
@@ -98,6 +100,7 @@ pub(crate) struct ControlPlane {
     pub(crate) latencies: LatencyRegistry,
     /// How long a deleted volume is kept.
     trash_keep: Duration,
+    pub(crate) schedules: Schedules,
 }
 
 /// A volume that is not open here cannot be said to be stored.
@@ -114,7 +117,7 @@ impl ControlPlane {
     pub(crate) fn new(
         engine: &Engine,
         store: Option<Arc<StoreAccess>>,
-        times: ControlTimes,
+        settings: ControlSettings,
         nbd_tls: Option<&NbdTls>,
     ) -> Result<Self> {
         let volumes: Arc<OpenVolumes> = Arc::default();
@@ -135,8 +138,9 @@ impl ControlPlane {
             volume_locks: VolumeLocks::default(),
             upgrades: Upgrades::default(),
             boot_sets: BootSets::new(&engine.files().path),
-            latencies: LatencyRegistry::new(times.slow_request),
-            trash_keep: times.trash_keep,
+            latencies: LatencyRegistry::new(settings.slow_request),
+            trash_keep: settings.trash_keep,
+            schedules: Schedules::new(settings.snapshot_schedules),
         })
     }
 

@@ -409,8 +409,7 @@ mod tests {
         let files = CacheDir::open(&settings, &mut NoProgress).unwrap();
         let started = Engine::start(&settings, store, files, runtime.handle(), None);
         let engine = runtime.block_on(started).unwrap();
-        let times = settings.control_times();
-        let control = Arc::new(ControlPlane::new(&engine, None, times, None).unwrap());
+        let control = Arc::new(ControlPlane::new(&engine, None, settings.control(), None).unwrap());
         (engine, control)
     }
 

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use volume::{OpenMode, SnapshotInfo};
 
 use crate::control_plane::ControlPlane;
+use crate::control_plane::schedules::check_labels;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateSnapshot, ForkVolume, Forked, Restored, Snapshot, SnapshotList};
 
@@ -25,6 +26,16 @@ fn describe(info: SnapshotInfo) -> Snapshot {
 
 impl ControlPlane {
     pub(crate) async fn create_snapshot(
+        &self,
+        volume: &str,
+        request: CreateSnapshot,
+    ) -> Result<Snapshot> {
+        check_labels(&request.labels)?;
+        self.take_snapshot(volume, request).await
+    }
+
+    /// The same with any label.
+    pub(super) async fn take_snapshot(
         &self,
         volume: &str,
         request: CreateSnapshot,

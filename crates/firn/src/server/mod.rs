@@ -122,7 +122,7 @@ fn serve_at(
     let control = Arc::new(ControlPlane::new(
         &engine,
         Some(store),
-        settings.control_times(),
+        settings.control(),
         settings.nbd_tls.as_ref(),
     )?);
     let server = (&engine, &control, api, manager);
@@ -222,8 +222,13 @@ async fn run(
         let control = Arc::clone(control);
         async move { messages::report_slow_requests(control.latencies.slow()).await }
     });
+    let schedules = tokio::spawn({
+        let control = Arc::clone(control);
+        async move { control.keep_schedules().await }
+    });
     let served = serve_clients(settings, server, gate, stop).await;
     health.abort();
+    schedules.abort();
     slow_requests.abort();
     match &served {
         // Clients wait: what a killed server could have begun is left as that would leave it.

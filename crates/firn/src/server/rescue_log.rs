@@ -130,7 +130,7 @@ impl LogRescue {
         let control = Arc::new(ControlPlane::new(
             &engine,
             Some(store),
-            self.settings.control_times(),
+            self.settings.control(),
             None,
         )?);
         let lost = engine.report.rings_lost.clone();

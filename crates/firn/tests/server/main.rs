@@ -26,6 +26,7 @@ mod page;
 mod removed_objects;
 mod rescue;
 mod rescue_log;
+mod schedules;
 mod serve;
 mod small_machines;
 mod store_check;

@@ -65,7 +65,7 @@ fn a_write_that_lands_while_its_neighbours_are_fetched_is_what_is_read() {
     let server = world.serve("cache", &["--volume", "demo=16MiB"]);
     let mut client = server.connect("demo");
     for round in 0..ROUNDS {
-        client.write(round * STRIDE, &[1; 65536]).unwrap();
+        client.write(round * STRIDE, &vec![1; 65536]).unwrap();
     }
     drop(client);
     world.expect_success(&server, &["detach", "demo"]);

@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::gc::GcInterval;
+use super::schedule::SnapshotSchedule;
 use crate::access::Role;
 use crate::store_faults::StoreFaultPlan;
 use crate::units::{Size, TimeSpan};
@@ -119,6 +120,13 @@ pub(crate) struct ServeArgs {
     /// over it goes with the next pass of the garbage collector of any server. 0s: it is deleted at once. [default: 24h]
     #[arg(long, value_name = "TIME")]
     pub(crate) trash_keep: Option<TimeSpan>,
+
+    /// Take snapshots of a volume by itself while it is open here, one in each TIME in which it was written to, and keep the
+    /// newest N of them. * stands for each volume. They are called auto-TIME-UTC and have the label schedule=TIME; no
+    /// other snapshot is ever removed, and one of them that is attached stays until it is not. May be given several
+    /// times: demo=1h,keep=24 and demo=168h,keep=8 go side by side.
+    #[arg(long, value_name = "VOLUME=TIME,keep=N")]
+    pub(crate) snapshot_schedule: Vec<SnapshotSchedule>,
 
     /// Size of the write-back log. It bounds how much can be written while the store is
     /// unreachable, and how long recovery takes. Its space is taken at once, and its size fixed, when

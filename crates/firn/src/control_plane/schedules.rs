@@ -1,0 +1,398 @@
+//! Snapshots by schedule: takes those that are due, and removes those of its own that are too many.
+//!
+//! A clock says when one is taken and how it is called. Which of them go is decided by their place in the history, and
+//! what that frees by the collector alone. It must never remove a snapshot that no schedule took, nor one of another
+//! volume that had the name before.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::StreamExt;
+
+use super::{ControlPlane, attach};
+use crate::cli::args::SnapshotSchedule;
+use crate::failure::{Failure, FailureCode, Result};
+use crate::frontends::open_volumes::OpenVolume;
+use crate::model::{CreateSnapshot, Snapshot};
+
+/// The label of a snapshot that a schedule took; its value is the schedule's name. Nobody else may give it.
+const LABEL: &str = "schedule";
+
+/// How often it is looked whether one is due.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Volumes whose snapshots are taken at once.
+const AT_ONCE: usize = 8;
+/// After a failure it is tried again when this has passed, or a tenth of the schedule's time if that is less.
+const RETRY_DELAY: Duration = Duration::from_secs(60);
+
+/// A volume, by its identity, and the name of a schedule.
+type Key = (String, String);
+
+/// The schedules of a server, and how far they are.
+#[derive(Debug, Default)]
+pub(crate) struct Schedules {
+    list: Vec<SnapshotSchedule>,
+    progress: Mutex<BTreeMap<Key, Progress>>,
+    taken: AtomicU64,
+    removed: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// How far one schedule is with one volume that is open.
+#[derive(Clone, Debug)]
+struct Progress {
+    volume: String,
+    every: Duration,
+    since: Instant,
+    /// Whether the store was asked for what was taken before.
+    is_known: bool,
+    newest: Option<Taken>,
+    /// Why the last attempt failed, and when the next one may be.
+    failing: Option<(String, Instant)>,
+}
+
+/// The newest snapshot of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Taken {
+    unix_ms: u64,
+    lsn: u64,
+}
+
+/// What schedules did since the start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScheduleCounts {
+    pub(crate) taken: u64,
+    pub(crate) removed: u64,
+    pub(crate) failed: u64,
+}
+
+impl Schedules {
+    pub(super) fn new(list: Vec<SnapshotSchedule>) -> Schedules {
+        Schedules {
+            list,
+            ..Schedules::default()
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, BTreeMap<Key, Progress>> {
+        // Each critical section is one call on the map, so a panic cannot leave it half changed.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn counts(&self) -> ScheduleCounts {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ScheduleCounts {
+            taken: of(&self.taken),
+            removed: of(&self.removed),
+            failed: of(&self.failed),
+        }
+    }
+
+    /// Why volumes have no snapshot that they were to have, by their names.
+    pub(super) fn troubles(&self) -> Vec<(String, String)> {
+        let now = unix_ms();
+        let all = self.progress();
+        let late = all.iter().filter_map(|((_, schedule), progress)| {
+            let why = progress.trouble(schedule, now)?;
+            Some((progress.volume.clone(), why))
+        });
+        late.collect()
+    }
+}
+
+impl Progress {
+    fn new(volume: &str, every: Duration) -> Progress {
+        Progress {
+            volume: volume.to_owned(),
+            every,
+            since: Instant::now(),
+            is_known: false,
+            newest: None,
+            failing: None,
+        }
+    }
+
+    /// One that failed and is late by a whole turn is worth a word.
+    fn trouble(&self, schedule: &str, now_ms: u64) -> Option<String> {
+        let (why, _) = self.failing.as_ref()?;
+        let age = match self.newest {
+            Some(newest) => Duration::from_millis(now_ms.saturating_sub(newest.unix_ms)),
+            None => self.since.elapsed(),
+        };
+        let is_late = age >= self.every * 2;
+        is_late.then(|| {
+            format!(
+                "the schedule {schedule} has taken no snapshot for {} s: {why}",
+                age.as_secs()
+            )
+        })
+    }
+}
+
+fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Whether a snapshot is due. What was missed while nobody served the volume is made good by one. A newest one that lies
+/// further ahead than a turn was taken by a clock that was wrong, and is not waited for.
+fn is_due(newest: Option<Taken>, every: Duration, now_ms: u64) -> bool {
+    let Some(newest) = newest else { return true };
+    let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
+    match now_ms.checked_sub(newest.unix_ms) {
+        Some(age_ms) => age_ms >= every_ms,
+        None => newest.unix_ms - now_ms > every_ms,
+    }
+}
+
+/// Those of a schedule that it keeps no longer, of its snapshots in any order.
+fn excess(mut own: Vec<Snapshot>, keep: u32) -> Vec<Snapshot> {
+    own.sort_by_key(|snapshot| (snapshot.lsn, snapshot.taken_unix_ms));
+    let excess = own.len().saturating_sub(keep as usize);
+    own.truncate(excess);
+    own
+}
+
+/// How a snapshot of a schedule is called: `auto-1h-20261126T142000Z`.
+fn snapshot_name(schedule: &str, at_ms: u64) -> String {
+    let at = UNIX_EPOCH + Duration::from_millis(at_ms);
+    let time = humantime::format_rfc3339_seconds(at).to_string();
+    format!("auto-{schedule}-{}", time.replace(['-', ':'], ""))
+}
+
+impl ControlPlane {
+    /// Takes and removes snapshots by schedule for as long as it is polled.
+    pub(crate) async fn keep_schedules(&self) {
+        if self.schedules.list.is_empty() {
+            return;
+        }
+        loop {
+            self.run_schedules().await;
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    async fn run_schedules(&self) {
+        let open = self.volumes.all();
+        let is_open = |id: &str| open.iter().any(|one| one.info.id.to_string() == id);
+        // One that comes back may have been elsewhere meanwhile.
+        self.schedules.progress().retain(|(id, _), _| is_open(id));
+        let mut pairs = Vec::new();
+        for volume in open {
+            if attach::is_snapshot(&volume.info.name) {
+                continue;
+            }
+            for schedule in &self.schedules.list {
+                if schedule.is_of(&volume.info.name) {
+                    pairs.push((Arc::clone(&volume), schedule.clone()));
+                }
+            }
+        }
+        let each = futures_util::stream::iter(pairs);
+        let run = |(volume, schedule)| async move { self.run_schedule(&volume, &schedule).await };
+        each.for_each_concurrent(AT_ONCE, run).await;
+    }
+
+    /// Does what is due of one schedule for one volume, and remembers how that went.
+    async fn run_schedule(&self, open: &Arc<OpenVolume>, schedule: &SnapshotSchedule) {
+        let key = (open.info.id.to_string(), schedule.name());
+        let name = &open.info.name;
+        let known = self.schedules.progress().get(&key).cloned();
+        let mut progress = known.unwrap_or_else(|| Progress::new(name, schedule.every));
+        let now = Instant::now();
+        if progress
+            .failing
+            .as_ref()
+            .is_some_and(|(_, next)| now < *next)
+        {
+            return;
+        }
+        match self.take_if_due(open, schedule, &mut progress).await {
+            Ok(()) => {
+                if progress.failing.take().is_some() {
+                    tracing::info!(volume = name, schedule = key.1, "snapshots are taken again");
+                }
+            }
+            Err(failure) => {
+                self.schedules.failed.fetch_add(1, Ordering::Relaxed);
+                if progress.failing.is_none() {
+                    tracing::warn!(volume = name, schedule = key.1, %failure, "a snapshot that is due cannot be taken yet");
+                }
+                let delay = RETRY_DELAY.min(schedule.every / 10);
+                progress.failing = Some((failure.detail, Instant::now() + delay));
+                // It may have been taken all the same.
+                progress.is_known = false;
+            }
+        }
+        self.schedules.progress().insert(key, progress);
+    }
+
+    async fn take_if_due(
+        &self,
+        open: &Arc<OpenVolume>,
+        schedule: &SnapshotSchedule,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        if !progress.is_known && !canary::active!("a_schedule_begins_anew") {
+            let own = self.snapshots_of(open, schedule).await?;
+            let newest = own.iter().max_by_key(|one| (one.lsn, one.taken_unix_ms));
+            progress.newest = newest.map(|newest| Taken {
+                unix_ms: newest.taken_unix_ms,
+                lsn: newest.lsn,
+            });
+            progress.is_known = true;
+        }
+        let now_ms = unix_ms();
+        if !is_due(progress.newest, schedule.every, now_ms) {
+            return Ok(());
+        }
+        let written = open.watermarks().acknowledged.lsn;
+        if progress.newest.map_or(0, |newest| newest.lsn) >= written {
+            // It would be the one that is there, or empty.
+            return Ok(());
+        }
+        let request = CreateSnapshot {
+            name: snapshot_name(&schedule.name(), now_ms),
+            labels: [(LABEL.to_owned(), schedule.name())].into(),
+        };
+        let taken = self.take_snapshot(&open.info.name, request).await?;
+        self.schedules.taken.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(snapshot = taken.name, "taken by schedule");
+        progress.newest = Some(Taken {
+            unix_ms: now_ms,
+            lsn: taken.lsn,
+        });
+        self.remove_excess(open, schedule).await
+    }
+
+    async fn remove_excess(
+        &self,
+        open: &Arc<OpenVolume>,
+        schedule: &SnapshotSchedule,
+    ) -> Result<()> {
+        let own = self.snapshots_of(open, schedule).await?;
+        for snapshot in excess(own, schedule.keep) {
+            let volume = &open.info.name;
+            let (_, name) = snapshot.name.split_once('@').unwrap_or_default();
+            match self.delete_snapshot(volume, name).await {
+                Ok(()) => {
+                    self.schedules.removed.fetch_add(1, Ordering::Relaxed);
+                    tracing::info!(snapshot = snapshot.name, "removed by schedule");
+                }
+                // Somebody looks at it, or was quicker; the next turn sees.
+                Err(failure)
+                    if matches!(
+                        failure.code,
+                        FailureCode::VolumeInUse
+                            | FailureCode::NotOpenYet
+                            | FailureCode::NoSuchSnapshot
+                    ) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// What this schedule took of this very volume.
+    async fn snapshots_of(
+        &self,
+        open: &OpenVolume,
+        schedule: &SnapshotSchedule,
+    ) -> Result<Vec<Snapshot>> {
+        let all = self.snapshots(&open.info.name).await?.snapshots;
+        let (id, name) = (open.info.id.to_string(), schedule.name());
+        let is_own = |snapshot: &Snapshot| {
+            canary::active!("a_schedule_owns_all_snapshots")
+                || snapshot.volume_id.as_ref() == Some(&id)
+                    && snapshot.labels.get(LABEL) == Some(&name)
+        };
+        Ok(all.into_iter().filter(is_own).collect())
+    }
+}
+
+/// Fails for a label that only schedules give.
+pub(super) fn check_labels(labels: &BTreeMap<String, String>) -> Result<()> {
+    match labels.contains_key(LABEL) {
+        false => Ok(()),
+        true => Err(Failure::invalid(format!(
+            "the label {LABEL:?} marks snapshots that a schedule took and removes; use another one"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const HOUR_MS: u64 = 3_600_000;
+
+    fn at(unix_ms: u64) -> Option<Taken> {
+        Some(Taken { unix_ms, lsn: 1 })
+    }
+
+    #[test]
+    fn one_is_due_after_its_time_and_what_was_missed_is_one() {
+        assert!(is_due(None, HOUR, 0));
+        assert!(!is_due(at(5), HOUR, HOUR_MS));
+        assert!(is_due(at(5), HOUR, HOUR_MS + 5));
+        assert!(is_due(at(5), HOUR, 100 * HOUR_MS));
+        assert!(!is_due(at(100 * HOUR_MS), HOUR, 100 * HOUR_MS + 1));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_holds_snapshots_up_for_a_turn_at_most() {
+        assert!(!is_due(at(10 * HOUR_MS), HOUR, 9 * HOUR_MS));
+        assert!(is_due(at(10 * HOUR_MS), HOUR, 9 * HOUR_MS - 1));
+    }
+
+    #[test]
+    fn the_newest_by_their_place_in_the_history_are_kept_whatever_clocks_said() {
+        let snapshot = |lsn, taken_unix_ms| Snapshot {
+            name: format!("demo@{lsn}"),
+            id: String::new(),
+            volume_id: None,
+            size_bytes: 0,
+            lsn,
+            taken_unix_ms,
+            labels: BTreeMap::new(),
+            attached: None,
+        };
+        let own = vec![snapshot(30, 5), snapshot(10, 99), snapshot(20, 50)];
+        let gone = |keep| {
+            let gone = excess(own.clone(), keep).into_iter();
+            gone.map(|one| one.lsn).collect::<Vec<_>>()
+        };
+        assert!(gone(3).is_empty());
+        assert_eq!(gone(2), [10]);
+        assert_eq!(gone(1), [10, 20]);
+    }
+
+    #[test]
+    fn the_name_of_a_snapshot_says_its_schedule_and_its_time() {
+        let name = snapshot_name("1h", 1_795_701_600_000);
+        assert_eq!(name, "auto-1h-20261126T140000Z");
+        let whole = format!("demo@{name}");
+        assert!(volume::check_snapshot_name(&whole).is_ok());
+    }
+
+    #[test]
+    fn a_schedule_that_is_late_by_a_turn_is_in_trouble_if_it_fails() {
+        let mut progress = Progress::new("demo", HOUR);
+        progress.newest = at(0);
+        assert_eq!(
+            progress.trouble("1h", 3 * HOUR_MS),
+            None,
+            "nothing was written"
+        );
+        progress.failing = Some(("the store is away".into(), Instant::now()));
+        assert_eq!(progress.trouble("1h", HOUR_MS), None);
+        let said = progress.trouble("1h", 2 * HOUR_MS).unwrap();
+        assert!(
+            said.contains("1h") && said.contains("the store is away"),
+            "{said}"
+        );
+    }
+}
