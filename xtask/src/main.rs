@@ -11,6 +11,7 @@ mod minio;
 mod models;
 mod package;
 mod process;
+mod server_program;
 mod sim;
 mod soak;
 mod stores;

@@ -24,7 +24,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Failure, lane, minio, process, workspace};
+use crate::{Failure, lane, minio, process, server_program, workspace};
 pub(crate) use arguments::Arguments;
 use arguments::{MIB, StoreKind};
 use gauge::Gauge;
@@ -49,19 +49,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The server under test, built if none was named.
-fn program(arguments: &Arguments) -> Result<PathBuf, Failure> {
-    if let Some(program) = &arguments.program {
-        return Ok(std::path::absolute(program)?);
-    }
-    let build = ["build", "--quiet", "--profile", "dist", "-p", "firn"];
-    process::run(&mut workspace::cargo(build))?;
-    Ok(workspace::packaged("firn"))
-}
-
 /// Builds the server and starts the guest.
 fn run_on_host(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let program = program(arguments)?;
+    let program = server_program::build_unless(arguments.program.as_deref())?;
     let mut guest = guest(arguments, &program)?;
     println!("$ {}", process::command_line(&guest));
     let code = guest
@@ -139,7 +129,7 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Runs the soak on this machine, whose kernel need have no ublk.
 fn run_over_nbd(arguments: &Arguments) -> Result<(), Failure> {
-    let program = program(arguments)?;
+    let program = server_program::build_unless(arguments.program.as_deref())?;
     println!("{}", lane::describe_machine()?);
     let minio = match arguments.store {
         StoreKind::Directory => None,

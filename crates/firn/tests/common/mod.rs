@@ -255,6 +255,15 @@ impl World {
         message(&output)
     }
 
+    /// The names of all volumes.
+    pub fn volume_names(&self, server: &Server) -> Vec<String> {
+        let list = self.expect_success(server, &["volume", "list", "--json"]);
+        let list: Value = serde_json::from_str(&list).unwrap();
+        let volumes = list["volumes"].as_array().unwrap().iter();
+        let name = |volume: &Value| volume["name"].as_str().unwrap().to_owned();
+        volumes.map(name).collect()
+    }
+
     /// `firn attach VOLUME --take-over`, and what it said of the loss.
     pub fn take_over(&self, server: &Server, volume: &str) -> String {
         let attach = ["attach", volume, "--transport", "nbd", "--take-over"];

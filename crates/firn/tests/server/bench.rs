@@ -4,15 +4,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::common::{Server, World, eventually, message};
-
-fn volumes(world: &World, server: &Server) -> Vec<String> {
-    let list = world.expect_success(server, &["volume", "list", "--json"]);
-    let list: Value = serde_json::from_str(&list).unwrap();
-    let volumes = list["volumes"].as_array().unwrap().iter();
-    let name = |volume: &Value| volume["name"].as_str().unwrap().to_owned();
-    volumes.map(name).collect()
-}
+use crate::common::{World, eventually, message};
 
 #[test]
 fn a_bench_measures_every_pattern_and_leaves_the_volume_and_nothing_else() {
@@ -66,7 +58,7 @@ fn a_bench_measures_every_pattern_and_leaves_the_volume_and_nothing_else() {
         );
         assert!(latency("p99") <= latency("max"), "{one}");
     }
-    assert_eq!(volumes(&world, &server), ["demo"]);
+    assert_eq!(world.volume_names(&server), ["demo"]);
     let trash = world.expect_success(&server, &["trash", "list", "--json"]);
     let trash: Value = serde_json::from_str(&trash).unwrap();
     assert_eq!(trash["volumes"], serde_json::json!([]));
@@ -110,7 +102,7 @@ fn a_bench_of_what_is_there_reads_the_content_and_fills_nothing() {
     );
     let said = world.run(&server, &["bench", "demo", "--range", "1KiB"]);
     assert_eq!(said.status.code(), Some(2), "{}", message(&said));
-    assert_eq!(volumes(&world, &server), ["demo"]);
+    assert_eq!(world.volume_names(&server), ["demo"]);
 }
 
 #[test]
@@ -133,7 +125,7 @@ fn a_bench_that_is_interrupted_takes_its_fork_back() {
         .spawn()
         .unwrap();
     eventually("the fork is written to", || {
-        volumes(&world, &server).iter().any(|name| {
+        world.volume_names(&server).iter().any(|name| {
             let shown = name
                 .starts_with("demo-bench-")
                 .then(|| world.show(&server, name));
@@ -143,5 +135,5 @@ fn a_bench_that_is_interrupted_takes_its_fork_back() {
     let pid = rustix::process::Pid::from_child(&bench);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(bench.wait().unwrap().code(), Some(130));
-    assert_eq!(volumes(&world, &server), ["demo"]);
+    assert_eq!(world.volume_names(&server), ["demo"]);
 }

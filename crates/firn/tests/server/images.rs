@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::common::{Server, World, eventually, message};
+use crate::common::{World, eventually, message};
 
 /// An image of 40 MiB and 10 bytes: noise, holes, text, zeroes that are no hole, and an odd end.
 fn image(world: &World) -> Vec<u8> {
@@ -25,14 +25,6 @@ fn image(world: &World) -> Vec<u8> {
     }
     file.write_all_at(&[2], (40 << 20) + 9).unwrap();
     bytes
-}
-
-fn volumes(world: &World, server: &Server) -> Vec<String> {
-    let list = world.expect_success(server, &["volume", "list", "--json"]);
-    let list: Value = serde_json::from_str(&list).unwrap();
-    let volumes = list["volumes"].as_array().unwrap().iter();
-    let name = |volume: &Value| volume["name"].as_str().unwrap().to_owned();
-    volumes.map(name).collect()
 }
 
 /// An exported image, up to the length of the one that was imported.
@@ -63,7 +55,7 @@ fn an_imported_image_is_in_the_store_and_comes_out_the_same_on_another_host() {
     assert_eq!(copy.len(), (40 << 20) + 4096);
     let taken = copy.blocks() * 512;
     assert!(taken < 8 << 20, "{taken} bytes: holes stay holes");
-    assert_eq!(volumes(&world, &server), ["demo"]);
+    assert_eq!(world.volume_names(&server), ["demo"]);
     assert_eq!(world.show(&server, "demo")["state"], "closed");
     // Through pipes, the volume larger than the image.
     let mut import = world
@@ -87,7 +79,7 @@ fn an_imported_image_is_in_the_store_and_comes_out_the_same_on_another_host() {
     assert_eq!(export.stdout.len(), 48 << 20);
     assert!(export.stdout[..bytes.len()] == bytes);
     assert!(export.stdout[bytes.len()..].iter().all(|byte| *byte == 0));
-    assert_eq!(volumes(&world, &server), ["demo", "piped"]);
+    assert_eq!(world.volume_names(&server), ["demo", "piped"]);
 }
 
 #[test]
@@ -135,7 +127,7 @@ fn an_export_is_one_moment_of_a_volume_whose_clients_go_on() {
     world.expect_success(&server, &["export", "demo", "now", "--overwrite"]);
     assert_eq!(fs::read(world.path("now")).unwrap()[..4096], [3; 4096]);
     assert_eq!(client.read(0, 4096).unwrap(), [3; 4096]);
-    assert_eq!(volumes(&world, &server), ["demo"]);
+    assert_eq!(world.volume_names(&server), ["demo"]);
 }
 
 #[test]
@@ -162,7 +154,7 @@ fn a_command_that_fails_or_is_interrupted_leaves_nothing_behind() {
     ] {
         let said = world.expect_failure(&server, args);
         assert!(said.contains(says), "{args:?}: {said}");
-        assert_eq!(volumes(&world, &server), ["demo"], "{args:?}");
+        assert_eq!(world.volume_names(&server), ["demo"], "{args:?}");
     }
     // One that waits for input, and one whose output nobody takes.
     for args in [
@@ -179,7 +171,7 @@ fn a_command_that_fails_or_is_interrupted_leaves_nothing_behind() {
             .spawn()
             .unwrap();
         eventually("it is at work", || {
-            let names = volumes(&world, &server);
+            let names = world.volume_names(&server);
             let other = names.iter().find(|name| *name != "demo");
             other.is_some_and(|name| {
                 world.show(&server, name)["nbd"]["connections"]
@@ -190,7 +182,7 @@ fn a_command_that_fails_or_is_interrupted_leaves_nothing_behind() {
         let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(130), "{args:?}");
-        assert_eq!(volumes(&world, &server), ["demo"], "{args:?}");
+        assert_eq!(world.volume_names(&server), ["demo"], "{args:?}");
     }
     let left = |name: &str| world.path(name).exists();
     assert!(!left("copy") && !left("copy.partial") && !left("missing"));
@@ -236,5 +228,5 @@ fn an_image_of_qcow2_goes_in_and_out_and_is_never_taken_for_its_bytes() {
     let import = ["import", "layer", "secret", "--format", "qcow2"];
     let said = world.expect_failure(&server, &import);
     assert!(said.contains("layer over another file"), "{said}");
-    assert_eq!(volumes(&world, &server), ["demo"]);
+    assert_eq!(world.volume_names(&server), ["demo"]);
 }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::rig::{FirnServer, Programs, StoreRig};
-use crate::{Failure, minio, process, workspace};
+use crate::{Failure, minio, server_program};
 
 /// Arguments of `cargo xtask bench forks`.
 #[derive(Clone, Debug, clap::Args)]
@@ -62,22 +62,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn build(arguments: &Arguments) -> Result<Programs, Failure> {
-    let firn = match &arguments.program {
-        Some(program) => program.canonicalize()?,
-        None => {
-            let what = [
-                "build",
-                "--quiet",
-                "--profile",
-                "dist",
-                "-p",
-                "firn",
-                "--bins",
-            ];
-            process::run(&mut workspace::cargo(what))?;
-            workspace::packaged("firn")
-        }
-    };
+    let firn = server_program::build_unless(arguments.program.as_deref())?;
     Ok(Programs {
         firn,
         // Nothing here is compared with it.

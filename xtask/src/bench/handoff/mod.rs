@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::stall::{Client, Notes};
-use crate::{Failure, process, workspace};
+use crate::{Failure, server_program, workspace};
 
 /// Arguments of `cargo xtask bench handoff`.
 #[derive(clap::Args)]
@@ -72,22 +72,7 @@ impl Round {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let program = match &arguments.program {
-        Some(program) => program.canonicalize()?,
-        None => {
-            let build = [
-                "build",
-                "--quiet",
-                "--profile",
-                "dist",
-                "-p",
-                "firn",
-                "--bins",
-            ];
-            process::run(&mut workspace::cargo(build))?;
-            workspace::packaged("firn")
-        }
-    };
+    let program = server_program::build_unless(arguments.program.as_deref())?;
     println!("{}", crate::lane::describe_machine()?);
     let dir = tempfile::tempdir_in(workspace::target())?;
     let rings = tempfile::tempdir_in("/dev/shm")?;
