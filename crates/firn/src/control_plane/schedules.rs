@@ -218,7 +218,7 @@ impl ControlPlane {
             Err(failure) => {
                 self.schedules.failed.fetch_add(1, Ordering::Relaxed);
                 if progress.failing.is_none() {
-                    tracing::warn!(volume = name, schedule = key.1, %failure, "a snapshot that is due cannot be taken yet");
+                    tracing::warn!(volume = name, schedule = key.1, %failure, "snapshots by schedule cannot be taken or removed yet");
                 }
                 let delay = RETRY_DELAY.min(schedule.every / 10);
                 progress.failing = Some((failure.detail, Instant::now() + delay));
