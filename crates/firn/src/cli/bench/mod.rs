@@ -30,7 +30,7 @@ pub(crate) fn bench(api: &ApiArgs, json: bool, args: &BenchArgs) -> Result<()> {
     };
     let (fork, attachment) = make_fork(&client, &args.volume, "bench", transport, &undo)?;
     let range_bytes = range_of(args, &fork, &workloads)?;
-    let route = Route::new(attachment);
+    let route = Route::new(attachment, fork.size_bytes)?;
     eprintln!(
         "firn: measuring {} of a fork of {} over {route}; what is written may reach the store, where it is garbage once \
          the fork is deleted",
@@ -53,8 +53,11 @@ pub(crate) fn bench(api: &ApiArgs, json: bool, args: &BenchArgs) -> Result<()> {
         results.push(measure::measure(&route, workload, range, &noise)?);
     }
     bar.finish_and_clear();
+    let transport = route.name();
+    // A disk that is open is not detached.
+    drop(route);
     drop(undo);
-    report::print(json, args, range_bytes, &route, &results)
+    report::print(json, args, range_bytes, transport, &results)
 }
 
 /// How much of the fork is used: whole requests of each kind.

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::super::args::BenchArgs;
 use super::super::output;
 use super::measure::Measured;
-use super::target::Route;
 use crate::failure::Result;
 use crate::units::Size;
 
@@ -13,13 +12,13 @@ pub(super) fn print(
     json: bool,
     args: &BenchArgs,
     range_bytes: u64,
-    route: &Route,
+    transport: &str,
     results: &[Measured],
 ) -> Result<()> {
     if json {
         return output::json(&json!({
             "volume": args.volume,
-            "transport": route.name(),
+            "transport": transport,
             "range_bytes": range_bytes,
             "filled": !args.as_is,
             "results": results.iter().map(in_numbers).collect::<Vec<_>>(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
@@ -17,22 +18,39 @@ const ALIGNMENT: usize = 4096;
 
 /// How a fork is reached.
 pub(super) enum Route {
-    Disk(String),
+    Disk {
+        path: String,
+        /// Nobody mounts or claims the disk meanwhile.
+        _claim: File,
+    },
     Nbd(Vec<String>),
 }
 
 impl Route {
-    pub(super) fn new(attachment: Attachment) -> Route {
-        match attachment.device {
-            Some(device) => Route::Disk(device),
-            None => Route::Nbd(attachment.uris),
+    /// The way to a fork of so many bytes. A path means something else on another machine, to which a socket may have
+    /// been forwarded: a disk that somebody uses, or that has another size, is not the fork and is not touched.
+    pub(super) fn new(attachment: Attachment, bytes: u64) -> Result<Route> {
+        let Some(path) = attachment.device else {
+            return Ok(Route::Nbd(attachment.uris));
+        };
+        let mut claim = open_disk(&path, OFlags::EXCL)?;
+        let found = claim
+            .seek(SeekFrom::End(0))
+            .map_err(|error| disk_failure("look for the end", 0, &error))?;
+        if found != bytes {
+            return Err(failed(format!(
+                "{path} has {found} bytes and the fork {bytes}: it is another disk, perhaps of another machine than the \
+                 server's; use --transport nbd"
+            )));
         }
+        let _claim = claim;
+        Ok(Route::Disk { path, _claim })
     }
 
     /// As the command line has it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Route::Disk(_) => "ublk",
+            Route::Disk { .. } => "ublk",
             Route::Nbd(_) => "nbd",
         }
     }
@@ -40,7 +58,10 @@ impl Route {
     /// Targets that do not wait for each other.
     pub(super) fn targets(&self, count: usize) -> Result<Vec<Target>> {
         match self {
-            Route::Disk(path) => (0..count).map(|_| open_disk(path)).collect(),
+            Route::Disk { path, .. } => {
+                let open = |_| open_disk(path, OFlags::empty()).map(Target::Disk);
+                (0..count).map(open).collect()
+            }
             Route::Nbd(uris) => {
                 let connections = connect(uris, count)?;
                 Ok(connections.into_iter().map(Target::Nbd).collect())
@@ -52,24 +73,24 @@ impl Route {
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Route::Disk(path) => write!(f, "ublk ({path})"),
+            Route::Disk { path, .. } => write!(f, "ublk ({path})"),
             Route::Nbd(_) => f.write_str("NBD"),
         }
     }
 }
 
-fn open_disk(path: &str) -> Result<Target> {
+fn open_disk(path: &str, flags: OFlags) -> Result<File> {
+    let flags = OFlags::DIRECT | flags;
     let file = File::options()
         .read(true)
         .write(true)
-        .custom_flags(OFlags::DIRECT.bits().cast_signed())
+        .custom_flags(flags.bits().cast_signed())
         .open(path);
-    match file {
-        Ok(file) => Ok(Target::Disk(file)),
-        Err(error) => Err(failed(format!(
+    file.map_err(|error| {
+        failed(format!(
             "cannot open {path}: {error}; with --transport nbd no disk is needed"
-        ))),
-    }
+        ))
+    })
 }
 
 /// One thread's way to the fork: one request at a time.
@@ -161,5 +182,23 @@ impl Noise {
     pub(super) fn slice(&self, nth: u64, length: u64) -> &[u8] {
         let place = (nth % self.places as u64) as usize * ALIGNMENT;
         &self.buffer.as_slice()[place..place + length as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_of_another_size_than_the_forks_is_not_touched() {
+        // Not in /tmp, which need not take direct I/O.
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let attachment =
+            serde_json::json!({"transport": "ublk", "device": file.path(), "uris": []});
+        let attachment = serde_json::from_value::<Attachment>(attachment).unwrap();
+        let refused = Route::new(attachment, 2 << 20).err();
+        let said = refused.expect("it is another disk").detail;
+        assert!(said.contains("another disk"), "{said}");
     }
 }
