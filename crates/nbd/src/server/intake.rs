@@ -13,9 +13,16 @@ use super::tls::{TlsStream, TlsStreamError};
 use super::token;
 use crate::codec::{Decoder, Request};
 
-/// Enough for 15 requests of 4 KiB at once. An idle connection keeps the pages of it that were in use: one
-/// after the handshake and reads, all of them after a burst of writes.
-const STAGING_BYTES: usize = 64 << 10;
+/// What a connection receives into at first: 146 headers. A thousand idle ones cost this much each, whatever
+/// the allocator makes of memory that others had before.
+const STAGING_BYTES_MIN: usize = 4 << 10;
+
+/// What it receives into while its client sends more than that at once: enough for 15 writes of 4 KiB. An idle
+/// connection keeps it where a burst of writes was the last that came.
+const STAGING_BYTES_MAX: usize = 64 << 10;
+
+/// So many receives in a row that the small buffer would have held give the large one back.
+const SMALL_RECEIVES_MIN: u32 = 64;
 
 /// From this on the rest of a payload is received into its own buffer: one more call is then
 /// cheaper than the copy.
@@ -47,6 +54,10 @@ pub(super) enum PayloadState {
 pub(super) struct Intake {
     /// `None` while a receive is in flight.
     staging: Option<Buf>,
+    /// How large the next one is to be.
+    staging_bytes: usize,
+    /// The receives in a row that the small one would have held.
+    small_receives: u32,
     start: usize,
     end: usize,
     incoming: Option<PendingWrite>,
@@ -63,6 +74,8 @@ impl Intake {
     pub(super) fn new() -> Intake {
         Intake {
             staging: None,
+            staging_bytes: STAGING_BYTES_MIN,
+            small_receives: 0,
             start: 0,
             end: 0,
             incoming: None,
@@ -77,7 +90,7 @@ impl Intake {
     pub(super) fn with_unread(unread: &[u8]) -> Option<Intake> {
         let mut intake = Intake::new();
         if !unread.is_empty() {
-            let mut staging = Buf::allocate(unread.len().max(STAGING_BYTES))?;
+            let mut staging = Buf::allocate(unread.len())?;
             staging[..unread.len()].copy_from_slice(unread);
             intake.staging = Some(staging);
             intake.end = unread.len();
@@ -166,10 +179,11 @@ impl Intake {
         if self.receiving || self.has_ended {
             return;
         }
-        let Some(buf) = self.staging.take().or_else(|| Buf::allocate(STAGING_BYTES)) else {
-            // No memory for 64 KiB: the connection stays as it is, and the peer's end is
-            // still watched for.
-            tracing::error!("no memory to receive into");
+        let bytes = self.staging_bytes;
+        let kept = self.staging.take().filter(|buf| buf.len() == bytes);
+        let Some(buf) = kept.or_else(|| Buf::allocate(bytes)) else {
+            // The connection stays as it is, and the peer's end is still watched for.
+            tracing::error!(bytes, "no memory to receive into");
             return;
         };
         (self.start, self.end) = (0, 0);
@@ -185,6 +199,19 @@ impl Intake {
         ));
     }
 
+    /// Chooses the size of the staging buffer by what came: a client that fills the small one has more to say,
+    /// and one that sent headers alone for a while needs no large one.
+    fn fit_staging(&mut self, received: usize) {
+        if received >= STAGING_BYTES_MIN {
+            (self.staging_bytes, self.small_receives) = (STAGING_BYTES_MAX, 0);
+            return;
+        }
+        self.small_receives = self.small_receives.saturating_add(1);
+        if self.small_receives >= SMALL_RECEIVES_MIN {
+            self.staging_bytes = STAGING_BYTES_MIN;
+        }
+    }
+
     /// A receive into the staging buffer has ended; false at the end of the stream.
     pub(super) fn on_received(
         &mut self,
@@ -195,6 +222,7 @@ impl Intake {
         self.receiving = false;
         self.staging_op = None;
         self.end = result.unwrap_or(0);
+        self.fit_staging(self.end);
         let is_there = self.end > 0;
         let mut decrypted = Ok(());
         if let (Some(plain), Some(tls)) = (&mut self.plain, tls) {
