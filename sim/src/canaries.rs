@@ -436,8 +436,8 @@ mod tests {
             "cache/tests.rs",
             "request/parked.rs",
             "store/compact/swap.rs",
-            "store/host_log.rs",
-            "store/upload_state.rs",
+            "store/host_log/mod.rs",
+            "store/flow/upload_state.rs",
         ];
         let sources = tests.chain(inner.map(|name| format!("{engine}/src/{name}").into()));
         let all: String = sources

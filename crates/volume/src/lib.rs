@@ -88,13 +88,15 @@ pub use recover::continuation::{Continuation, JournalMark};
 pub use recover::report::{RecoveryReport, StaleRing, TailReport};
 pub use request::watermark::{Watermark, Watermarks};
 pub use request::{ReadPlan, SyncWait, Volume, WritePlan};
-pub use store::collector_state::CollectorReport;
+pub use store::catalog::volume_spec::{
+    VolumeInfo, VolumeOwner, VolumeSpec, check_name, check_size,
+};
+pub use store::collector::state::CollectorReport;
 pub use store::compact::state::{CompactionReport, VolumeSpace};
 pub use store::diff::{ChangedRange, DiffPart, DiffPlace, DiffSide};
 pub use store::flow::fork_tail::ForkedTail;
 pub use store::forks::Fork;
 pub use store::forks::snapshot_list::{SnapshotInfo, check_snapshot_name};
 pub use store::open::OpenMode;
-pub use store::rescue::UnservedTail;
+pub use store::open::rescue::UnservedTail;
 pub use store::trash::entries::TrashedVolume;
-pub use store::volume_spec::{VolumeInfo, VolumeOwner, VolumeSpec, check_name, check_size};

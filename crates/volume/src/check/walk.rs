@@ -24,8 +24,8 @@ use crate::object::{
     FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, root_key,
     snapshot_of_root_key, snapshots_of, volume_of_root_key,
 };
+use crate::store::catalog::volume_spec::check_name;
 use crate::store::forks::snapshot_list::check_snapshot_name;
-use crate::store::volume_spec::check_name;
 use crate::units::{Span, VolumeId};
 
 /// So often a root is read again that moved while what it named was read.

@@ -6,13 +6,13 @@ use crate::error::OpenError;
 use crate::host::Host;
 use crate::jobs::Answer;
 use crate::store::catalog;
+use crate::store::catalog::volume_spec::VolumeInfo;
 use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
 use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
 use crate::store::forks::{self, Fork};
 use crate::store::trash::entries::TrashedVolume;
 use crate::store::trash::{self, entries};
-use crate::store::volume_spec::VolumeInfo;
 
 impl Host {
     /// Moves a volume that is open nowhere to the trash, with its snapshots. Its name is free; for so long it can be

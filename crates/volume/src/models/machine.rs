@@ -20,8 +20,8 @@ use crate::driver::{
 };
 use crate::log::ring::{HeapRegion, RetainedRings, RingId, RingRegion, Rings};
 use crate::options::Options;
+use crate::store::catalog::volume_spec::VolumeSpec;
 use crate::store::open::OpenMode;
-use crate::store::volume_spec::VolumeSpec;
 use crate::units::{HostId, Now};
 use crate::{Answer, Host, Setup, Volume};
 

@@ -16,8 +16,8 @@ use crate::hostlog::names::{INDEX_PREFIX, PIN_PREFIX, tombstone_key, trash_prefi
 use crate::object::pack::Lineage;
 use crate::object::root::Root;
 use crate::object::{FormatError, SNAPSHOT_SIGN, root_key};
+use crate::store::catalog::volume_spec::{check_name, check_size};
 use crate::store::forks::snapshot_list::check_snapshot_name;
-use crate::store::volume_spec::{check_name, check_size};
 use crate::units::{Lsn, VolumeId, VolumeSize};
 
 /// The volume.

@@ -35,11 +35,11 @@ use crate::request::plan::Pieces;
 pub use crate::request::plan::{ReadPlan, SyncWait, WritePlan};
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Watermarks;
+use crate::store::catalog::volume_spec::{VolumeInfo, VolumeOwner};
 use crate::store::compact::state::VolumeSpace;
 use crate::store::fetch;
-use crate::store::fetch_table::{FetchTarget, chunk_key};
-use crate::store::read_ahead;
-use crate::store::volume_spec::{VolumeInfo, VolumeOwner};
+use crate::store::fetch::read_ahead;
+use crate::store::fetch::table::{FetchTarget, chunk_key};
 use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, Span};
 

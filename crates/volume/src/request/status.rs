@@ -15,7 +15,7 @@ use crate::map::index::IndexEntry;
 use crate::map::layers::Location;
 use crate::request::tail::Inner;
 use crate::store::fetch;
-use crate::store::fetch_table::FetchTarget;
+use crate::store::fetch::table::FetchTarget;
 use crate::units::Span;
 
 /// Extents that one request visits under the tail's short lock, before its last window.

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::stop::Stop;
 use crate::request::tail::Tail;
-use crate::store::log_procedures::stop_host;
+use crate::store::host_log::log_procedures::stop_host;
 use crate::store::objects::store_error;
 use crate::sync::atomic::Ordering;
 

@@ -9,6 +9,8 @@ mod collector;
 mod collector_pins;
 mod collector_sessions;
 mod compaction;
+mod compaction_day;
+mod compaction_rebuild;
 mod computing;
 mod continuation;
 mod copied_tails;

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod checks;
+pub(crate) mod compactions;
 mod disk;
 mod environment;
 pub(crate) mod hosts;

@@ -24,11 +24,11 @@ use crate::object::pack_writer::{Pack, PackWriter};
 use crate::object::page::{BlockRef, Page};
 use crate::object::root::Root;
 use crate::request::tail::Tail;
+use crate::store::fetch::table::chunk_key;
 use crate::store::fetch::{copy_to_disk, grouped};
-use crate::store::fetch_table::chunk_key;
+use crate::store::host_log::unnamed::UnnamedObject;
 use crate::store::immutable::write;
 use crate::store::objects::{RangeError, read_range};
-use crate::store::unnamed::UnnamedObject;
 use crate::units::{Epoch, Lsn, Span, VolumeId};
 
 /// The longest range of one request.

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::{Status, Tail};
-use crate::store::endings::{end, is_final};
+use crate::store::open::endings::{end, is_final};
 use crate::sync::atomic::Ordering;
 use choose::Chosen;
 use state::VolumeFacts;

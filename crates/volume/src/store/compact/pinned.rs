@@ -19,9 +19,9 @@ use crate::object::page::BlockRef;
 use crate::object::root::Root;
 use crate::object::{ObjectId, snapshot_of_root_key, snapshots_of};
 use crate::request::tail::Tail;
-use crate::store::index_blocks::LOADS_AT_ONCE;
-use crate::store::load_index::learn_sessions;
+use crate::store::fold::index_blocks::LOADS_AT_ONCE;
 use crate::store::objects::{store_error, store_with_retry};
+use crate::store::open::load_index::learn_sessions;
 use crate::store::roots::{list_keys, read_roots};
 
 /// Takes packs out of what was chosen that a snapshot or pin names.

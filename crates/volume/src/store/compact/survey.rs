@@ -17,7 +17,7 @@ use crate::hostlog::names::object_of_key;
 use crate::object::ObjectId;
 use crate::object::page::{BlockRef, PAGE_SECTORS, Page};
 use crate::request::tail::Tail;
-use crate::store::index_blocks::LOADS_AT_ONCE;
+use crate::store::fold::index_blocks::LOADS_AT_ONCE;
 use crate::store::objects::{store_error, store_with_retry};
 use crate::units::{Lsn, Span, VolumeId};
 

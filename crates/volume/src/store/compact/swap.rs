@@ -22,11 +22,11 @@ use crate::object::node::{Node, encode_node};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, PageBuilder, encode_page};
 use crate::object::sessions::SessionNames;
 use crate::request::tail::{Status, Tail};
+use crate::store::fold::index_blocks::read;
 use crate::store::fold::name_and_take_turn;
-use crate::store::fold_pages::Output;
-use crate::store::index_blocks::read;
+use crate::store::fold::pages::Output;
+use crate::store::host_log::unnamed::UnnamedObject;
 use crate::store::roots::{begin_update, finish_update};
-use crate::store::unnamed::UnnamedObject;
 use crate::units::Span;
 
 /// What a step has written.

@@ -22,7 +22,7 @@ use crate::object::pack::{Chunk, Codec};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page};
 use crate::request::tail::Tail;
 use crate::store::fetch::GAP_BYTES;
-use crate::store::index_blocks::{LOADS_AT_ONCE, read};
+use crate::store::fold::index_blocks::{LOADS_AT_ONCE, read};
 use crate::units::{Lsn, Span};
 
 /// What a sequential reader asks for at once, for which there are to be few requests.

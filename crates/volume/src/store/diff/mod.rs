@@ -21,12 +21,12 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::jobs::join_all;
 use crate::object::SNAPSHOT_SIGN;
+use crate::store::catalog::volume_spec::check_name;
 use crate::store::diff::compare::ChangedSpan;
 pub use crate::store::diff::part::{ChangedRange, DiffPart, DiffPlace, DiffSide};
 use crate::store::diff::side::Side;
 use crate::store::diff::walk::{Found, Walk};
 use crate::store::forks::snapshot_list::check_snapshot_name;
-use crate::store::volume_spec::check_name;
 
 /// How often a diff is begun again because what it was reading went from the store.
 const ROUNDS_MAX: u32 = 8;

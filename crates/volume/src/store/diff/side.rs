@@ -19,9 +19,9 @@ use crate::object::page::{BlockRef, Page, block_volume, decode_page};
 use crate::object::root::Root;
 use crate::store::diff::compare::Layers;
 use crate::store::diff::part::DiffSide;
-use crate::store::load_index::load_index;
-use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
+use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::{ATTEMPTS_MAX, IndexRead, read_exactly};
+use crate::store::open::load_index::load_index;
 use crate::store::roots::{read_any_root, read_root};
 use crate::units::{Lsn, VolumeId};
 

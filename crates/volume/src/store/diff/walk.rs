@@ -16,7 +16,7 @@ use crate::store::diff::compare::{
     ChangedSpan, compare, deltas_differ, needs_base, page_runs, push,
 };
 use crate::store::diff::side::{BlockRead, Side};
-use crate::store::index_blocks::LOADS_AT_ONCE;
+use crate::store::fold::index_blocks::LOADS_AT_ONCE;
 use crate::units::Span;
 
 /// What a walk came to.

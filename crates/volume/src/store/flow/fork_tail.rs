@@ -21,18 +21,18 @@ use crate::object::ObjectId;
 use crate::object::pack::{Ancestor, Slice, VolumeLabel};
 use crate::object::root::{DeltaRef, Root};
 use crate::request::tail::Tail;
+use crate::store::catalog::name_locks::NameLock;
+use crate::store::catalog::volume_spec::{VolumeInfo, VolumeSpec, check_spec};
 use crate::store::catalog::{create_root, first_root};
 use crate::store::flow::pack_plan::plan_packs;
 use crate::store::flow::packing::upload_pack;
 use crate::store::flow::slice_job::extents_bytes;
 use crate::store::flow::slices::UploadedPack;
 use crate::store::forks::child::{drop_pin, put_pin};
-use crate::store::load_index::{learn_sessions, read_sections};
-use crate::store::name_locks::NameLock;
-use crate::store::rescue::is_lost;
+use crate::store::open::load_index::{learn_sessions, read_sections};
+use crate::store::open::rescue::is_lost;
+use crate::store::open::tail_claim::TailClaim;
 use crate::store::roots::read_any_root;
-use crate::store::tail_claim::TailClaim;
-use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_spec};
 use crate::units::Lsn;
 
 /// A volume made without the base has a size in whole mebibytes.

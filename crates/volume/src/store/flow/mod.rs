@@ -3,28 +3,33 @@
 //! The history of a volume is cut into slices: frozen layers, of about [`Options::slice_bytes`] each.
 //! Several of them are on their way at once: gathered from the log, compressed and put into packs side
 //! by side, each pack by itself. A PUT that fails is repeated alone. What is ready is published strictly
-//! in order ([`super::publish`]), so that the store always has a prefix of the history (S4), and each
+//! in order ([`publish`]), so that the store always has a prefix of the history (S4), and each
 //! publication frees its part of the log at once.
 //!
 //! A procedure per volume, for as long as it is live, cuts what was asked for into slices; a job per slice
-//! brings it to the store; one procedure of the host publishes what is ready of all volumes. Nothing here decides *when* something is
-//! asked for: that is the bookkeeping's (age and pressure), and that of whoever waits for the store.
+//! brings it to the store; one procedure of the host publishes what is ready of all volumes. Nothing in the flow
+//! decides *when* something is asked for: that is the bookkeeping's (age and pressure, by what
+//! [`recovery_point`] computes), and that of whoever waits for the store.
 //!
 //! [`Options::slice_bytes`]: crate::options::Options::slice_bytes
 
 pub(crate) mod budget;
+pub(in crate::store) mod cadence;
 mod compute;
 pub(crate) mod fork_tail;
 mod log_content;
 mod log_reads;
 mod pack_plan;
 mod packing;
+pub(crate) mod publish;
+pub(crate) mod recovery_point;
 mod repeats;
 pub(in crate::store) mod reupload;
 mod shared_packs;
 pub(crate) mod shared_packs_state;
 mod slice_job;
 pub(crate) mod slices;
+pub(crate) mod upload_state;
 
 use std::sync::Arc;
 
@@ -32,7 +37,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::log::merge::merge_before_cut;
 use crate::request::tail::{NotLive, Status, Tail};
-use crate::store::endings::{end, end_reason, is_final, is_refusal};
+use crate::store::open::endings::{end, end_reason, is_final, is_refusal};
 use crate::store::roots::{begin_update, finish_update};
 use crate::sync::atomic::Ordering;
 use crate::units::Lsn;

@@ -16,15 +16,15 @@ use crate::object::pack::Slice;
 use crate::object::pack_writer::{CompressionEffort, Pack, PackWriter};
 use crate::object::root::DeltaRef;
 use crate::request::tail::Tail;
-use crate::store::endings::is_final;
 use crate::store::flow::compute::compute;
 use crate::store::flow::log_content::LogContent;
 use crate::store::flow::log_reads::read_log;
 use crate::store::flow::pack_plan::{PackPlan, PackUpload, PlannedItem, Run};
 use crate::store::flow::repeats::Repeats;
 use crate::store::flow::slices::{ServiceEnded, UploadedPack};
+use crate::store::host_log::unnamed::UnnamedObject;
 use crate::store::immutable::put;
-use crate::store::unnamed::UnnamedObject;
+use crate::store::open::endings::is_final;
 use crate::units::{Lsn, Span};
 
 /// Reads a pack's content, compresses it and uploads the pack, and repeats what fails.

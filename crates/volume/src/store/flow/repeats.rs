@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::{Status, Tail};
 use crate::store::flow::slices::ServiceEnded;
-use crate::store::tail_claim::TailClaim;
+use crate::store::open::tail_claim::TailClaim;
 use crate::units::SECOND_NS;
 
 /// How long one step of a fork is repeated.

@@ -21,13 +21,13 @@ use crate::lock::lock;
 use crate::object::pack::Slice;
 use crate::object::pack_writer::{Pack, PackWriter};
 use crate::request::tail::{Status, Tail};
-use crate::store::endings::is_final;
 use crate::store::flow::pack_plan::{PackPlan, PackUpload};
 use crate::store::flow::packing::{add_items, effort, read_content, uploaded_part};
 use crate::store::flow::shared_packs_state::{PackMember, PackWaiter, Part};
 use crate::store::flow::slices::ServiceEnded;
+use crate::store::host_log::unnamed::UnnamedObject;
 use crate::store::immutable::write;
-use crate::store::unnamed::UnnamedObject;
+use crate::store::open::endings::is_final;
 use crate::sync::atomic::Ordering;
 use crate::units::Span;
 

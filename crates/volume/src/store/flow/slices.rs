@@ -11,7 +11,7 @@ use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, FrozenLayer, LogAddr};
 use crate::object::pack::Section;
 use crate::object::root::DeltaRef;
-use crate::store::unnamed::UnnamedObject;
+use crate::store::host_log::unnamed::UnnamedObject;
 use crate::units::{Lsn, Span};
 
 /// Slices of a volume in progress at once: enough that the others keep the store busy while one PUT is slow.

@@ -18,12 +18,12 @@ use crate::object::extensions::Labels;
 use crate::object::pack::Ancestor;
 use crate::object::root::{DeltaRef, Root};
 use crate::object::sessions::SessionNames;
+use crate::store::catalog::volume_spec::VolumeSpec;
 use crate::store::catalog::{create_root, first_root};
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::roots::{read_any_root, read_root};
 use crate::store::trash::entries::why_taken;
-use crate::store::upload_state::KnownRoot;
-use crate::store::volume_spec::VolumeSpec;
 use crate::units::{Epoch, Lsn, VolumeId};
 
 /// The specification of a child.

@@ -13,10 +13,10 @@ use crate::hostlog::stop::Stop;
 use crate::object::root::Root;
 use crate::object::sessions::SessionNames;
 use crate::request::tail::{Status, Tail};
-use crate::store::endings::end;
 use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
 use crate::store::forks::held_point::HeldPoint;
-use crate::store::log_procedures::stop_host;
+use crate::store::host_log::log_procedures::stop_host;
+use crate::store::open::endings::end;
 
 /// Creates a child; ends when the store has it.
 pub(super) async fn make_child(

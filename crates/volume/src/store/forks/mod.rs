@@ -24,15 +24,15 @@ use crate::object::extensions::Labels;
 use crate::object::root::Root;
 use crate::object::{SNAPSHOT_SIGN, root_key};
 use crate::request::tail::{Status, Tail};
+use crate::store::catalog::name_locks::{lock_point, lock_snapshot};
+use crate::store::catalog::volume_spec::{VolumeInfo, VolumeOwner, check_name};
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{ChildSpec, check_free};
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
-use crate::store::holds::{check_not_held, is_held_here, local_tails};
-use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
-use crate::store::name_locks::{lock_point, lock_snapshot};
-use crate::store::root_checks::wait_checked;
+use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
+use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
+use crate::store::roots::checks::wait_checked;
 use crate::store::roots::{read_any_root, read_root, unusable_root_error};
-use crate::store::upload_state::KnownRoot;
-use crate::store::volume_spec::{VolumeInfo, VolumeOwner, check_name};
 use crate::units::VolumeId;
 
 /// Makes a snapshot `VOLUME@SNAPSHOT` of the volume's present state. Ends when the store has it.

@@ -19,14 +19,14 @@ use crate::object::root_key;
 use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
 use crate::request::tail::{Status, Tail};
+use crate::store::catalog::name_locks::lock_point;
+use crate::store::flow::upload_state::KnownRoot;
+use crate::store::fold::index_blocks;
 use crate::store::forks::restore::read_snapshot;
 use crate::store::forks::snapshot_list::check_snapshot_name;
-use crate::store::go_live::geometry_of;
-use crate::store::index_blocks;
-use crate::store::load_index::load_index;
-use crate::store::name_locks::lock_point;
 use crate::store::open::dormant_tail;
-use crate::store::upload_state::KnownRoot;
+use crate::store::open::go_live::geometry_of;
+use crate::store::open::load_index::load_index;
 
 /// The snapshot of this name that is open here.
 pub(super) fn find(engine: &Engine, name: &str) -> Option<Arc<Tail>> {

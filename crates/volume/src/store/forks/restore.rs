@@ -16,17 +16,17 @@ use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
 use crate::store::catalog::end_hold;
-use crate::store::endings;
+use crate::store::catalog::name_locks::lock_point;
+use crate::store::catalog::volume_spec::VolumeInfo;
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{ChildSpec, check_free, is_unmoved, put_restore_pin, remove_pin};
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::forks::stored_parent;
-use crate::store::holds::{check_not_held, is_held_here, local_tails};
-use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
-use crate::store::name_locks::lock_point;
+use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::open::discard_tail;
+use crate::store::open::endings;
+use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::roots::{read_root, unusable_root_error};
-use crate::store::upload_state::KnownRoot;
-use crate::store::volume_spec::VolumeInfo;
 use crate::units::Epoch;
 
 /// Restores the snapshot's volume to it. The volume's present state becomes the snapshot `kept`.

@@ -9,10 +9,10 @@ use crate::error::OpenError;
 use crate::object::SNAPSHOT_SIGN;
 use crate::object::extensions::Labels;
 use crate::object::root::Root;
+use crate::store::catalog::volume_spec::check_name;
 use crate::store::forks::snapshot_roots::snapshot_roots;
 use crate::store::roots::read_any_root;
 use crate::store::trash::entries::is_in_trash;
-use crate::store::volume_spec::check_name;
 use crate::units::{Lsn, VolumeId};
 
 /// Labels of one snapshot, and bytes of a key or a value.

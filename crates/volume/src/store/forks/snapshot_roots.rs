@@ -5,8 +5,8 @@
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::object::{snapshot_of_root_key, snapshots_of};
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::roots::{list_keys, read_roots};
-use crate::store::upload_state::KnownRoot;
 
 /// All of this name, by name.
 pub(in crate::store) async fn snapshot_roots(

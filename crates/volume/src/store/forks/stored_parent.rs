@@ -8,11 +8,11 @@ use crate::error::OpenError;
 use crate::hostlog::scan::read_beyond_root;
 use crate::object::SNAPSHOT_SIGN;
 use crate::object::root::Root;
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
-use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
+use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::read_root;
-use crate::store::upload_state::KnownRoot;
 
 /// Creates a child; ends when the store has it.
 pub(super) async fn make_child(

@@ -10,12 +10,12 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::root::{Root, TrashMark};
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::delete_snapshot_of;
-use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
+use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::{store_error, store_with_retry};
 use crate::store::roots::{read_root, unusable_root_error};
 use crate::store::trash::entries::{TrashEntry, all_aside, aside_of, find, list, snapshots_of};
-use crate::store::upload_state::KnownRoot;
 use crate::units::Epoch;
 
 /// Lets the volume go that has this id, or of those that had this name the one that was deleted last.

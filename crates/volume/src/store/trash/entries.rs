@@ -12,10 +12,10 @@ use crate::hostlog::names::{TRASH_PREFIX, trash_prefix};
 use crate::jobs::join_all;
 use crate::object::root::{Root, TrashMark};
 use crate::object::{ROOT_PREFIX, volume_of_root_key};
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::snapshot_roots::snapshot_roots;
 use crate::store::objects::{store_error, store_with_retry};
 use crate::store::roots::{list_keys, read_any_root};
-use crate::store::upload_state::KnownRoot;
 use crate::units::{VolumeId, parse_hex_identity};
 
 /// Roots that are read side by side.

@@ -11,18 +11,18 @@ use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::root::Root;
 use crate::object::sessions::SessionNames;
 use crate::store::catalog::create_root;
-use crate::store::endings;
+use crate::store::catalog::name_locks::lock_point;
+use crate::store::catalog::volume_spec::{VolumeInfo, check_name};
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{
     ChildSpec, Outcome, ParentState, check_free, child_root, drop_pin, is_unmoved, put_child,
     put_pin,
 };
-use crate::store::log_procedures::{KeyPrefixes, log_port, with_patience};
-use crate::store::name_locks::lock_point;
+use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
+use crate::store::open::endings;
 use crate::store::roots::unusable_root_error;
 use crate::store::trash::empty::empty_entry;
 use crate::store::trash::entries::{TrashEntry, find, snapshots_of};
-use crate::store::upload_state::KnownRoot;
-use crate::store::volume_spec::{VolumeInfo, check_name};
 use crate::units::Epoch;
 
 /// Gives the volume back that has this id, or of those that had this name the one that was deleted last; under

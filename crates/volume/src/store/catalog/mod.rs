@@ -1,0 +1,359 @@
+//! The volumes of a store: creating, listing, showing and deleting them.
+//!
+//! Nothing here opens a volume or takes its epoch. It must never delete a volume that a host holds. [`name_locks`] lets
+//! one procedure at a time make or remove a name, [`volume_spec`] says what a volume may be.
+
+pub(crate) mod name_locks;
+pub(crate) mod volume_spec;
+
+use std::sync::Arc;
+
+use crate::driver::{StoreError, StoreOp};
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::names::{Position, SessionName, tombstone_key, trash_key};
+use crate::hostlog::publisher::Batch;
+use crate::hostlog::root_updates::{UpdateOutcome, update_root};
+use crate::hostlog::scan::read_stored;
+use crate::object::root::{Root, TrashMark};
+use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
+use crate::request::tail::Tail;
+use crate::store::catalog::name_locks::{NameLock, check_no_snapshot_is_locked};
+use crate::store::catalog::volume_spec::{
+    VolumeInfo, VolumeSpec, check_name, check_size, check_spec,
+};
+use crate::store::flow;
+use crate::store::flow::upload_state::KnownRoot;
+use crate::store::forks::snapshot_list::list_snapshots;
+use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, on_progress, with_patience};
+use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
+use crate::store::open::endings;
+use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
+use crate::store::open::tail_claim::TailClaim;
+use crate::store::open::{OpenMode, discard_tail, take_epoch};
+use crate::store::roots::{list_keys, read_any_root, read_root, read_roots, unusable_root_error};
+use crate::sync::atomic::Ordering;
+use crate::units::{Epoch, Lsn};
+
+/// Makes an open volume larger. What is added reads as zeroes.
+pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> {
+    check_size(bytes)?;
+    if tail.is_snapshot() {
+        return Err(OpenError::Invalid(format!(
+            "{name} is a snapshot, whose size stays: make a volume of it with `firn fork {name} NEW`",
+            name = tail.name()
+        )));
+    }
+    let now = tail.lock().geometry.bytes;
+    if bytes < now {
+        return Err(OpenError::Invalid(format!(
+            "size {bytes} bytes: volume {} has {now}, and a volume never shrinks: what is beyond \
+             would be lost; create a smaller one and copy",
+            tail.name()
+        )));
+    }
+    flow::wait_grown(tail, bytes).await
+}
+
+pub(crate) async fn create(
+    engine: &Arc<Engine>,
+    spec: VolumeSpec,
+) -> Result<VolumeInfo, OpenError> {
+    check_spec(&spec)?;
+    create_root(engine, first_root(engine, spec)).await
+}
+
+/// Creates the first root of a volume, if no other volume has the name.
+pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<VolumeInfo, OpenError> {
+    endings::ask_store_first(engine, &root.name);
+    let key = root_key(&root.name);
+    let op = StoreOp::Create {
+        key: key.clone(),
+        data: root.encode(),
+    };
+    let mut delay = engine.options.retry_ns;
+    for _ in 0..ATTEMPTS_MAX {
+        match store_with_retry(engine, op.clone()).await {
+            Ok(_) => return Ok(VolumeInfo::of(&root)),
+            Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
+            Err(error) => return Err(store_error("create", &key, &error)),
+        }
+        // A root exists, or the outcome is not known: read it to see whether it is this one.
+        match read_any_root(engine, &root.name).await {
+            Ok(head) if head.root.volume == root.volume => return Ok(VolumeInfo::of(&root)),
+            // A tombstone: the name is free.
+            Ok(head) if head.root.deleted => return create_again(engine, root, &head).await,
+            Ok(_) => return Err(OpenError::Exists(root.name)),
+            // The create did not take effect, or not yet: send the same bytes again.
+            Err(OpenError::NoSuchVolume(_)) => {}
+            Err(error) => return Err(error),
+        }
+        engine.port.sleep(delay).await;
+        delay *= 2;
+    }
+    Err(OpenError::Store(format!(
+        "{key}: the store did not say whether it was written; it is not there now: try again"
+    )))
+}
+
+/// The root of a volume that nobody has opened yet.
+pub(crate) fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
+    Root {
+        volume: engine.next_volume_id(),
+        name: spec.name,
+        bytes: spec.bytes,
+        block: spec.block,
+        epoch: Epoch(0),
+        since: Epoch(0),
+        first: Lsn::ZERO.next(),
+        sequence: 0,
+        nonce: engine.next_nonce(),
+        earlier: Vec::new(),
+        writer: SessionName::default(),
+        owner: None,
+        claimant: None,
+        predecessor: None,
+        mark: Position::default(),
+        peers: Vec::new(),
+        deleted: false,
+        lsn: Lsn::ZERO,
+        unix_ms: engine.jobs.now().unix_ms,
+        deltas: Vec::new(),
+        nodes: Vec::new(),
+        sessions: Default::default(),
+        extensions: Default::default(),
+    }
+}
+
+/// Replaces the tombstone of a deleted volume by a new volume. The epochs of a name never go back: a host that
+/// missed the deletion must not find its own epoch in the new volume's root.
+async fn create_again(
+    engine: &Arc<Engine>,
+    root: Root,
+    tombstone: &KnownRoot,
+) -> Result<VolumeInfo, OpenError> {
+    let epoch = if canary::active!("foreign_root_of_equal_epoch") {
+        Epoch(0)
+    } else {
+        Epoch(tombstone.root.epoch.0 + 1)
+    };
+    let root = Root {
+        epoch,
+        since: epoch,
+        sequence: tombstone.root.sequence + 1,
+        ..root
+    };
+    keep_tombstone(engine, &tombstone.root).await?;
+    let port = log_port(engine);
+    let update = async {
+        let updated = update_root(&port, &root, &tombstone.version).await;
+        updated.map_err(|error| unusable_root_error(&root.name, &error))
+    };
+    let keys = KeyPrefixes::default().with_root(&root.name);
+    match with_patience(engine, &root.name, keys, update).await? {
+        UpdateOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
+        // The create took effect, and a host has opened the volume since.
+        UpdateOutcome::Lost(found) if found.root.volume == root.volume => Ok(VolumeInfo::of(&root)),
+        UpdateOutcome::Lost(_) => Err(OpenError::Exists(root.name)),
+    }
+}
+
+/// Keeps a deleted volume's tombstone under a key of its own before another volume takes its name: logs may name
+/// the deleted volume for a long time, and a volume with neither root nor tombstone is taken for one whose root
+/// somebody removed and may put back.
+pub(in crate::store) async fn keep_tombstone(
+    engine: &Engine,
+    tombstone: &Root,
+) -> Result<(), OpenError> {
+    put_aside(engine, tombstone).await?;
+    let key = tombstone_key(tombstone.volume);
+    let mut root = Root {
+        deltas: Vec::new(),
+        nodes: Vec::new(),
+        sessions: Default::default(),
+        ..tombstone.clone()
+    };
+    root.clear_trash_mark();
+    let op = StoreOp::Create {
+        key: key.clone(),
+        data: root.encode(),
+    };
+    match store_with_retry(engine, op).await {
+        Ok(_) | Err(StoreError::PreconditionFailed) => Ok(()),
+        Err(error) => Err(store_error("create", &key, &error)),
+    }
+}
+
+/// A volume in the trash goes on to hold what it names, and can be had back, though another takes its name.
+async fn put_aside(engine: &Engine, root: &Root) -> Result<(), OpenError> {
+    if !root.is_in_trash() || canary::active!("name_is_taken_before_it_is_put_aside") {
+        return Ok(());
+    }
+    let key = trash_key(root.volume, root.epoch);
+    let op = StoreOp::Create {
+        key: key.clone(),
+        data: root.encode(),
+    };
+    match store_with_retry(engine, op).await {
+        // Whoever was about to take the name before.
+        Ok(_) | Err(StoreError::PreconditionFailed) => Ok(()),
+        Err(error) => Err(store_error("create", &key, &error)),
+    }
+}
+
+/// Deletes a volume for good, or, if it is said for how long it is to be kept, moves it to the trash.
+pub(crate) async fn delete(
+    engine: &Arc<Engine>,
+    name: &str,
+    keep_ms: Option<u64>,
+) -> Result<(), OpenError> {
+    check_name(name)?;
+    let _busy = NameLock::take(engine, name)?;
+    check_no_snapshot_is_locked(engine, name)?;
+    endings::ask_store_first(engine, name);
+    let head = read_root(engine, name).await?;
+    let tails = local_tails(engine, head.root.volume);
+    if tails.iter().any(|tail| tail.lock().status.serves()) {
+        return Err(OpenError::InUse(name.to_owned()));
+    }
+    match keep_ms {
+        None => check_no_snapshots(engine, name).await?,
+        // It is to come back as it was.
+        Some(_) => check_all_stored(name, &tails)?,
+    }
+    for tail in &tails {
+        TailClaim::check_free(engine, tail)?;
+    }
+    if !is_held_here(engine, &head.root, &tails) {
+        check_not_held(engine, &head.root)?;
+    }
+    let head = match head.root.owner.is_some() || head.root.predecessor.is_some() {
+        true => end_hold(engine, name).await?,
+        false => head,
+    };
+    // The tombstone's epoch fences a host that opens the volume at this moment. The object stays: stores have no
+    // conditional deletion, so a late deletion could remove a new volume of the same name.
+    let now_ms = engine.jobs.now().unix_ms;
+    let mut root = Root {
+        epoch: Epoch(head.root.epoch.0 + 1),
+        sequence: head.root.sequence + 1,
+        owner: None,
+        claimant: None,
+        mark: Position::default(),
+        deleted: true,
+        unix_ms: now_ms,
+        ..head.root.clone()
+    };
+    if let Some(keep_ms) = keep_ms {
+        root.set_trash_mark(TrashMark {
+            deleted_unix_ms: now_ms,
+            until_unix_ms: now_ms.saturating_add(keep_ms),
+            is_going: false,
+        });
+    }
+    let port = log_port(engine);
+    let update = async {
+        let updated = update_root(&port, &root, &head.version).await;
+        updated.map_err(|error| unusable_root_error(name, &error))
+    };
+    let keys = KeyPrefixes::default().with_root(name);
+    match with_patience(engine, name, keys, update).await? {
+        UpdateOutcome::Won(_) => {}
+        // An earlier attempt took effect late, or another host has deleted the volume.
+        UpdateOutcome::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
+        UpdateOutcome::Lost(_) => return Err(OpenError::InUse(name.to_owned())),
+    }
+    // What is kept for rescue is nobody's to drop with what can be had back.
+    let goes = |tail: &&Arc<Tail>| keep_ms.is_none() || !tail.is_rescue();
+    for tail in tails.iter().filter(goes) {
+        discard_tail(engine, tail);
+    }
+    Ok(())
+}
+
+/// Refuses a volume that would come back from the trash without what clients were told is written.
+fn check_all_stored(name: &str, tails: &[Arc<Tail>]) -> Result<(), OpenError> {
+    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > tail.stored_lsn();
+    match tails.iter().any(waits) {
+        false => Ok(()),
+        true => Err(OpenError::Invalid(format!(
+            "volume {name} has writes on this host that the store lacks, and would come back without them: attach and \
+             detach it first"
+        ))),
+    }
+}
+
+/// Refuses to delete a volume that has snapshots: each is deleted by its own name.
+async fn check_no_snapshots(engine: &Engine, name: &str) -> Result<(), OpenError> {
+    let snapshots = list_snapshots(engine, name).await?;
+    let Some(oldest) = snapshots.first() else {
+        return Ok(());
+    };
+    Err(OpenError::Invalid(format!(
+        "volume {name} has {} snapshots: delete them first, the oldest with `firn snapshot delete {}`; \
+         forks of it may stay",
+        snapshots.len(),
+        oldest.name
+    )))
+}
+
+/// Takes a volume that this host held, and ends its epoch in the log, so that no copy of this host can continue
+/// it.
+pub(in crate::store) async fn end_hold(
+    engine: &Arc<Engine>,
+    name: &str,
+) -> Result<KnownRoot, OpenError> {
+    endings::ask_store_first(engine, name);
+    let (head, _) = take_epoch(engine, name, OpenMode::default(), None).await?;
+    if !engine.poisoned.load(Ordering::Acquire) {
+        let Root { volume, epoch, .. } = head.root;
+        let batch = Batch {
+            floor: engine.unnamed.floor(),
+            volumes: vec![(volume, epoch)],
+            ends: vec![0],
+            ..Batch::default()
+        };
+        let end = async {
+            let mut publisher = engine.host_log.publisher().await;
+            publisher.attach(volume, name.to_owned(), epoch);
+            let ended = publisher.publish(batch).await;
+            publisher.detach(volume);
+            on_progress(engine, ended)
+        };
+        let keys = KeyPrefixes::default().with_host(engine.host);
+        with_patience(engine, name, keys, end).await?;
+    }
+    Ok(head)
+}
+
+pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo, OpenError> {
+    check_name(name)?;
+    let root = read_root(engine, name).await?.root;
+    let port = log_port(engine);
+    let read = async { Ok(read_stored(&port, &root).await) };
+    let keys = KeyPrefixes::of_holder(&root);
+    let stored = with_patience(engine, name, keys, read).await?;
+    let stored = stored.unwrap_or_else(|error| {
+        tracing::warn!(
+            volume = name,
+            ?error,
+            "the log of its holder cannot be read: what is shown as stored is what its root says"
+        );
+        root.lsn
+    });
+    let info = VolumeInfo::of(&root);
+    Ok(VolumeInfo { stored, ..info })
+}
+
+/// The volumes of the store, by name.
+pub(crate) async fn list(engine: &Arc<Engine>) -> Result<Vec<VolumeInfo>, OpenError> {
+    let keys = list_keys(engine, ROOT_PREFIX).await?;
+    let names = keys.iter().filter_map(|key| volume_of_root_key(key));
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort_unstable();
+    let roots = read_roots(engine, &names).await?;
+    Ok(roots
+        .iter()
+        .map(|head| VolumeInfo::of(&head.root))
+        .collect())
+}

@@ -1,0 +1,535 @@
+//! Opening and closing volumes.
+//!
+//! Opening takes the volume's epoch by conditional update of its root and a fence in the log of whoever
+//! had it last: from then on no other host can commit to it (S7). Whether the local tail continues the root is decided by `since`,
+//! the epoch in which the owner's unbroken hold began; a tail that does not is kept for rescue
+//! and never replayed.
+//!
+//! [`take_together`] reads hosts' logs once for all that open together, [`holds`] judges what a root says,
+//! [`load_index`] reads the index, [`go_live`] begins the service and [`endings`] ends it. [`unchecked`] serves while
+//! the store is away. [`rescue`] shows and drops what is kept of lost volumes, one at a time by [`tail_claim`], and
+//! [`forget`] takes a person's word that a volume is gone.
+
+pub(crate) mod endings;
+pub(crate) mod forget;
+pub(crate) mod go_live;
+pub(in crate::store) mod holds;
+pub(crate) mod load_index;
+pub(crate) mod log_reads;
+pub(crate) mod rescue;
+pub(in crate::store) mod tail_claim;
+pub(crate) mod take_together;
+pub(crate) mod unchecked;
+
+use std::sync::Arc;
+
+use blkmq::io::{Geometry, SECTOR_BYTES};
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::names::{Position, SessionName};
+use crate::hostlog::root_updates::{UpdateError, VersionedRoot};
+use crate::hostlog::taker::{TakeError, TakeRequest, Taker, UnreadableLog};
+use crate::lock::lock;
+use crate::log::frame::Record;
+use crate::log::ring::TailId;
+use crate::map::index::Index;
+use crate::map::layers::Layers;
+use crate::object::root::Root;
+use crate::recover::layering::RecoveredTail;
+use crate::request::Volume;
+use crate::request::points::Points;
+use crate::request::tail::{Inner, Status, Tail};
+use crate::request::watermark::CommitAges;
+use crate::store::catalog::name_locks::NameLock;
+use crate::store::catalog::volume_spec::check_name;
+use crate::store::flow;
+use crate::store::flow::upload_state::KnownRoot;
+use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
+use crate::store::objects::ATTEMPTS_MAX;
+use crate::store::open::go_live::go_live;
+use crate::store::open::holds::{
+    check_not_held, continuing_tail, covers_tail, has_low_mark, is_continued, is_held_here,
+    local_tails, records_lost, set_back, set_back_to_any_namesake,
+};
+use crate::store::open::load_index::load_index;
+use crate::store::open::tail_claim::TailClaim;
+use crate::store::open::take_together::read_logs;
+use crate::store::roots::checks::{check_goes_on, wait_checked};
+use crate::store::roots::{begin_update, finish_update, read_any_root, unusable_root_error};
+use crate::sync::atomic::Ordering;
+use crate::units::{LogSession, Lsn};
+
+/// How to open a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenMode {
+    /// Take the volume from a host that still has it open; the writes that this host has not uploaded are lost.
+    pub take_over: bool,
+    /// Open the volume only if it continues as this hold left it: whoever has a device of it open has seen no
+    /// other history. A volume with another id is not bound by this.
+    pub continues: Option<TailId>,
+}
+
+/// A recovered tail that is not open yet.
+pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
+    let dirty: u64 = found
+        .layers
+        .iter()
+        .map(|layer| layer.bytes / SECTOR_BYTES)
+        .sum();
+    let mut layers = Layers::default();
+    layers.frozen = found.layers;
+    let inner = Inner {
+        status: Status::Dormant,
+        geometry: Geometry {
+            bytes: 0,
+            logical_block: 512,
+            physical_block: 4096,
+            read_only: true,
+        },
+        layers,
+        index: Index::default(),
+        newest: found.newest,
+        recovered: found.newest,
+        reserved: 0,
+        ring: None,
+        cut: Lsn::ZERO,
+        points: Points::default(),
+        merged: Lsn::ZERO,
+        small_top_due_ns: 0,
+        slice_bytes: u64::MAX,
+        ages: CommitAges::default(),
+        #[cfg(feature = "planted")]
+        late: None,
+    };
+    let tail = Tail::new(id, found.name, found.rescue, inner, found.stored);
+    tail.upload.set_mark(found.root);
+    tail.set_size(found.size);
+    tail.set_unbroken(found.is_unbroken);
+    if found.unreported_loss {
+        tail.set_unreported_loss();
+    }
+    tail.add_dirty(dirty);
+    tail
+}
+
+pub(crate) async fn open(
+    engine: &Arc<Engine>,
+    name: &str,
+    mode: OpenMode,
+) -> Result<Volume, OpenError> {
+    check_name(name)?;
+    let _busy = NameLock::take(engine, name)?;
+    let opened = open_named(engine, name, mode).await;
+    if let Err(error) = &opened {
+        // A store that does not answer, or lacks the root, says nothing of the volume.
+        let is_silent = matches!(error, OpenError::Store(_) | OpenError::RootMissing(_));
+        if !is_silent {
+            endings::ask_store_first(engine, name);
+        }
+    }
+    opened
+}
+
+/// Opens the volume. The caller holds the lock of its name.
+async fn open_named(engine: &Arc<Engine>, name: &str, mode: OpenMode) -> Result<Volume, OpenError> {
+    let (head, continuing) = take_epoch(engine, name, mode, None).await?;
+    let index = load_index(engine, &head.root).await?;
+    let root = &head.root;
+    let id = TailId {
+        volume: root.volume,
+        since: root.since,
+    };
+    let tail = match continuing {
+        Some(tail) => tail,
+        None => {
+            let none = RecoveredTail {
+                name: root.name.clone(),
+                stored: root.lsn,
+                root: root.mark(),
+                rescue: false,
+                unreported_loss: false,
+                size: root.size(),
+                is_unbroken: false,
+                newest: root.lsn,
+                layers: Vec::new(),
+            };
+            Arc::new(dormant_tail(id, none))
+        }
+    };
+    go_live(engine, &tail, head, index).await?;
+    Ok(Volume {
+        engine: Arc::clone(engine),
+        tail,
+    })
+}
+
+/// Takes the volume's next epoch. Returns the local tail, if it continues the root, or a new one. A tail that
+/// serves unchecked must continue the root: it is never replaced by another history.
+pub(crate) async fn take_epoch(
+    engine: &Arc<Engine>,
+    name: &str,
+    mode: OpenMode,
+    served: Option<&Arc<Tail>>,
+) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
+    for _ in 0..ATTEMPTS_MAX {
+        let head = read_root_of_tails(engine, name).await?;
+        let tails = local_tails(engine, head.root.volume);
+        let is_served = |tail: &Arc<Tail>| served.is_some_and(|served| Arc::ptr_eq(served, tail));
+        let is_used = |tail: &&Arc<Tail>| tail.lock().status.serves() && !is_served(tail);
+        if tails.iter().any(|tail| is_used(&tail)) {
+            return Err(OpenError::InUse(name.to_owned()));
+        }
+        let take_over = served.is_none() && (mode.take_over || engine.options.take_over);
+        // Checked before the owner is: an older root may name the owner before this host.
+        let set_back =
+            set_back(&head.root, &tails).or_else(|| set_back_to_any_namesake(engine, &head.root));
+        let is_refused = !take_over && !canary::active!("older_root_is_another_hosts");
+        if let Some(error) = set_back.as_ref().filter(|_| is_refused) {
+            return Err(error.clone());
+        }
+        let ours = is_held_here(engine, &head.root, &tails);
+        if !ours && !take_over {
+            check_not_held(engine, &head.root)?;
+        }
+        let continuing = match set_back {
+            Some(_) => None,
+            None => continuing_tail(engine, &head.root, &tails, ours),
+        };
+        let bound = mode
+            .continues
+            .filter(|hold| hold.volume == head.root.volume);
+        if bound.is_some_and(|hold| !is_continued(engine, &head.root, &tails, hold, &continuing)) {
+            return Err(OpenError::HoldEnded(name.to_owned()));
+        }
+        if let Some(served) = served {
+            check_goes_on(engine, &head.root, served, continuing.as_ref())?;
+        }
+        let ours = ours || continuing.is_some();
+        let taken = take(
+            engine,
+            &head,
+            &tails,
+            (ours, continuing.as_ref()),
+            take_over,
+        );
+        // The reading of logs has a limit of its own.
+        let keys = KeyPrefixes::default().with_root(name);
+        let Some(taken) = with_patience(engine, name, keys, taken).await? else {
+            // Another host updated the root first: read it again.
+            continue;
+        };
+        // The root with what the predecessor's log had beyond it.
+        let stored = Root {
+            lsn: taken.root.lsn,
+            ..head.root.clone()
+        };
+        let continuing_id = continuing.as_ref().map(|tail| tail.id());
+        for tail in tails.iter().filter(|tail| Some(tail.id()) != continuing_id) {
+            retire_tail(engine, tail, &stored);
+        }
+        retire_namesakes(engine, &head.root);
+        return Ok((taken, continuing));
+    }
+    Err(OpenError::Store(format!(
+        "{name}: its root changes faster than it can be taken"
+    )))
+}
+
+/// Reads the root. A volume of which a tail waits here had one, and a deleted volume leaves a tombstone: a root that is
+/// gone was removed by somebody.
+async fn read_root_of_tails(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
+    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.name() == name;
+    match read_any_root(engine, name).await {
+        Err(missing @ OpenError::NoSuchVolume(_)) if engine.tails().iter().any(waits) => {
+            Err(match has_low_mark(engine).await? {
+                true => OpenError::RootMissing(name.to_owned()),
+                // It may be another store, which lacks everything of this host.
+                false => missing,
+            })
+        }
+        Ok(head) if head.root.deleted => Err(OpenError::NoSuchVolume(name.to_owned())),
+        head => head,
+    }
+}
+
+/// Takes the volume over from its last holder, which may be this host: that host's log is read and fenced, so
+/// that nothing of an older epoch can be added to it. `None`: the root is no longer the one that was judged.
+async fn take(
+    engine: &Arc<Engine>,
+    head: &KnownRoot,
+    tails: &[Arc<Tail>],
+    (ours, continuing): (bool, Option<&Arc<Tail>>),
+    take_over: bool,
+) -> Result<Option<KnownRoot>, OpenError> {
+    if let Some(stop) = engine.host_log.stop_reason() {
+        return Err(OpenError::HostStopped(stop));
+    }
+    let name = &head.root.name;
+    let known = tails.iter().map(|tail| tail.id().since).max();
+    let port = log_port(engine);
+    let mut taker = Taker {
+        port: &port,
+        own: SessionName {
+            host: engine.host,
+            session: session_of_open(engine, &head.root, ours),
+        },
+        label: &engine.label,
+        mark: Position::default(),
+        unix_ms: engine.jobs.now().unix_ms,
+    };
+    let wanted = TakeRequest {
+        name: name.clone(),
+        // Above the epochs of local tails, too: a store that was set back must give out no epoch twice.
+        above: known.unwrap_or_default(),
+        take_over: true,
+        judged: Some(head.version.clone()),
+        continues: continuing.map(|tail| tail.newest()),
+    };
+    let claimed = match standing_claim(engine, head, taker.own, wanted.continues.is_some()) {
+        Some(claimed) => claimed,
+        None => match taker.claim(&wanted).await {
+            Ok(claimed) => claimed,
+            Err(error) => return on_take_failed(engine, name, error),
+        },
+    };
+    let kept = (claimed.clone(), wanted.continues.is_some());
+    lock(&engine.claims).insert(head.root.volume, kept);
+    let read = match read_logs(engine, claimed.clone()).await {
+        Ok(read) => read,
+        Err(error) => return check_claim_stands(engine, &claimed, error).await,
+    };
+    taker.mark = read.mark;
+    let found = read.chain.as_ref().map(|chain| chain.last);
+    let stored = Root {
+        lsn: found.unwrap_or(head.root.lsn),
+        ..head.root.clone()
+    };
+    // Checked before the adoption: its mark passes these records, and then nothing would name what they name.
+    if let Some(error) = records_lost(&stored, tails) {
+        let error = match check_claim_stands(engine, &claimed, error).await {
+            Err(error @ OpenError::StoreWentBack { .. }) => error,
+            outrun => return outrun,
+        };
+        if !take_over {
+            return Err(error);
+        }
+        tails.iter().for_each(|tail| keep_for_rescue(engine, tail));
+        return Ok(None);
+    }
+    match taker.adopt(&wanted, claimed, read.chain.as_ref()).await {
+        Ok(VersionedRoot { root, version }) => {
+            lock(&engine.claims).remove(&head.root.volume);
+            Ok(Some(KnownRoot { root, version }))
+        }
+        Err(error) => on_take_failed(engine, name, error),
+    }
+}
+
+/// The claim that an earlier attempt of this process made, if the root is still that one: what has failed since was
+/// behind it, and is tried again without another epoch.
+fn standing_claim(
+    engine: &Engine,
+    head: &KnownRoot,
+    own: SessionName,
+    continues: bool,
+) -> Option<VersionedRoot> {
+    let claims = lock(&engine.claims);
+    let (claimed, continued) = claims.get(&head.root.volume)?;
+    // A claim says whether the hold goes on: another answer needs another claim.
+    let is_same = claimed.root.writer == own && *continued == continues;
+    let stands = claimed.version == head.version && is_same;
+    (stands && !canary::active!("each_attempt_claims")).then(|| claimed.clone())
+}
+
+/// Decides what to do when a log does not fit the claim. `None`: the claim no longer stands. The host that took
+/// the volume meanwhile has what the log held, and its records may be gone, which is no loss.
+async fn check_claim_stands(
+    engine: &Engine,
+    claimed: &VersionedRoot,
+    error: OpenError,
+) -> Result<Option<KnownRoot>, OpenError> {
+    let may_be = matches!(
+        error,
+        OpenError::Corrupt(_) | OpenError::StoreWentBack { .. }
+    );
+    if !may_be || canary::active!("outrun_claim_is_judged") {
+        return Err(error);
+    }
+    let found = read_any_root(engine, &claimed.root.name).await?;
+    match found.version == claimed.version {
+        true => Err(error),
+        false => Ok(None),
+    }
+}
+
+/// The error for a volume that was not taken. `None`: the root is no longer the one that was judged.
+fn on_take_failed(
+    engine: &Engine,
+    name: &str,
+    error: TakeError,
+) -> Result<Option<KnownRoot>, OpenError> {
+    match error {
+        TakeError::Outrun => Ok(None),
+        TakeError::Held(root) => {
+            check_not_held(engine, &root)?;
+            Ok(None)
+        }
+        TakeError::Deleted | TakeError::Root(UpdateError::Missing) => {
+            Err(OpenError::NoSuchVolume(name.to_owned()))
+        }
+        TakeError::Root(error) => Err(unusable_root_error(name, &error)),
+        TakeError::Log(UnreadableLog(why)) => Err(OpenError::Corrupt(why)),
+    }
+}
+
+/// The session that a root is written in when a volume is opened.
+///
+/// What a poisoned log says of its sessions need not be durable. But nothing is written to it, so its
+/// copies do not part: it goes on as the session that wrote the root, or as none.
+fn session_of_open(engine: &Engine, root: &Root, ours: bool) -> LogSession {
+    if !engine.poisoned.load(Ordering::Acquire) {
+        engine.sessions.current()
+    } else if ours {
+        root.writer.session
+    } else {
+        LogSession::default()
+    }
+}
+
+/// Retires a tail that does not continue the root: it is kept if it holds something that the store lacks, and
+/// never replayed.
+fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
+    if covers_tail(engine, tail, root) && !TailClaim::is_taken(engine, tail) {
+        discard_tail(engine, tail);
+    } else {
+        keep_for_rescue(engine, tail);
+    }
+}
+
+/// Keeps a tail that holds something that the store lacks, and discards one that does not.
+fn keep_for_rescue(engine: &Arc<Engine>, tail: &Arc<Tail>) {
+    if TailClaim::is_taken(engine, tail) {
+        // The tail is kept for rescue already, and a fork reads it.
+    } else if tail.lock().layers.dirty_extents() == 0 {
+        discard_tail(engine, tail);
+    } else if !tail.is_rescue() {
+        tracing::warn!(
+            volume = tail.name(),
+            newest = tail.newest().0,
+            stored = tail.stored_lsn().0,
+            "the volume goes on without what this log holds of it; what was not uploaded is kept for \
+             rescue"
+        );
+        tail.mark_rescue();
+        engine
+            .committer()
+            .record(engine, Record::Tail(tail.record()));
+    }
+}
+
+/// Retires tails of deleted volumes that had this name. Nothing will ever serve them, and the log space that they
+/// hold must not look as if it could become free.
+fn retire_namesakes(engine: &Arc<Engine>, root: &Root) {
+    if canary::active!("deleted_volume_waits") {
+        return;
+    }
+    let is_namesake = |tail: &Arc<Tail>| {
+        let dormant = tail.lock().status == Status::Dormant;
+        dormant && tail.name() == root.name && tail.id().volume != root.volume
+    };
+    for tail in engine.tails().into_iter().filter(is_namesake) {
+        keep_for_rescue(engine, &tail);
+    }
+}
+
+pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    wait_checked(tail).await?;
+    let _busy = NameLock::take(engine, tail.name())?;
+    flow::wait_stored(engine, tail, tail.newest()).await?;
+    // Even with everything stored: a copy of this host may be in use.
+    engine.host_log.check_not_stopped()?;
+    {
+        let mut inner = tail.lock();
+        if inner.newest > tail.stored_lsn() {
+            return Err(OpenError::InUse(tail.name().to_owned()));
+        }
+        inner.status = Status::Closed;
+    }
+    tail.upload.wake_all();
+    engine.wake_parked();
+    let keys = KeyPrefixes::default()
+        .with_root(tail.name())
+        .with_host(engine.host);
+    let given_back = with_patience(engine, tail.name(), keys, give_back(engine, tail)).await;
+    if let Err(error) = given_back {
+        endings::note_end(engine, tail, &error);
+        return Err(error);
+    }
+    discard_tail(engine, tail);
+    // Otherwise a server that dies now would leave the tail to its successor, which would open the volume again.
+    // A poisoned log keeps the tail, and the volume is given back all the same.
+    let round = engine.committer().next_round();
+    engine.committer().durable(engine, round).await;
+    Ok(())
+}
+
+/// Ends the epoch in this host's log, then in the root. It may be repeated after it was cut short.
+async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    let head = tail.upload.head();
+    let head = head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
+    let epoch = head.root.epoch;
+    // A poisoned log records no end, and publishes nothing either.
+    let is_silent =
+        engine.poisoned.load(Ordering::Acquire) || canary::active!("close_ends_nothing");
+    if !tail.upload.has_ended() && !is_silent {
+        engine.host_log.end_epoch(tail, epoch).await?;
+    }
+    let _turn = tail.upload.turn.take().await;
+    if tail.upload.is_closed() {
+        return Ok(());
+    }
+    engine.host_log.check_not_stopped()?;
+    // From the update on another host may open the volume, and a log that takes no records cannot say so to the
+    // next start.
+    tail.require_check();
+    let update = match tail.upload.closing() {
+        Some(update) => update,
+        None => {
+            let mut update = begin_update(engine, tail).await?;
+            update.root.owner = None;
+            update.root.mark = Position::default();
+            tail.upload.set_closing(Some(update.clone()));
+            update
+        }
+    };
+    finish_update(engine, tail, &update).await?;
+    // There is no await between the answer and this line, so a repeated call finds everything done.
+    tail.upload.set_closed();
+    engine.host_log.detach(tail.id().volume);
+    Ok(())
+}
+
+/// Takes a tail out of the log that holds nothing the store lacks.
+pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
+    let stale = tail.lock().layers.clear();
+    for (addr, sectors, clean) in stale {
+        if clean {
+            engine.segments.release_clean(addr, sectors);
+        } else {
+            tail.release_dirty(&engine.segments, addr, sectors);
+        }
+    }
+    let id = tail.id();
+    engine.remove_tail(id);
+    engine.committer().record(engine, Record::TailRemoved(id));
+    let round = engine.committer().next_round();
+    engine.request_reclaim();
+    let engine = Arc::clone(engine);
+    engine.clone().jobs.spawn(async move {
+        // As long as a frame names the tail, recovery would miss its ring.
+        if engine.committer().durable(&engine, round).await && engine.tail(id).is_none() {
+            engine.rings.remove(engine.ring_id(Some(id)));
+        }
+    });
+}
