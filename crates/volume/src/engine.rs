@@ -29,6 +29,7 @@ use crate::store::fetch::streams::Streams;
 use crate::store::fetch::table::FetchTable;
 use crate::store::flow::budget::Budget;
 use crate::store::flow::shared_packs_state::SharedPacks;
+use crate::store::forks::due_snapshots::DueSnapshots;
 use crate::store::host_log::HostLog;
 use crate::store::host_log::session_table::SessionTable;
 use crate::store::host_log::unnamed::{UnnamedObject, UnnamedObjects};
@@ -110,6 +111,7 @@ pub(crate) struct Engine {
     pub(crate) unrecorded: Arc<UnnamedObjects>,
     /// What its passes over the store came to.
     pub(crate) collector: CollectorState,
+    pub(crate) due_snapshots: DueSnapshots,
     /// What its compaction has done, and knows of the volumes that are open.
     pub(crate) compaction: CompactionState,
 }
@@ -142,13 +144,7 @@ impl Engine {
             session: object_session(sessions.current(), &entropy),
         };
         let unnamed = UnnamedObjects::new(session_name);
-        let unrecorded = match session_name.session.number {
-            0 => Arc::clone(&unnamed),
-            _ => UnnamedObjects::new(SessionName {
-                host,
-                session: unrecorded_session(&entropy),
-            }),
-        };
+        let unrecorded = unrecorded_objects(&unnamed, session_name, &entropy);
         let names = Arc::<SessionTable>::default();
         let known = names.register([session_name, unrecorded.session()]);
         debug_assert!(known.is_ok(), "their bits are drawn");
@@ -191,6 +187,7 @@ impl Engine {
             unnamed,
             unrecorded,
             collector: CollectorState::default(),
+            due_snapshots: DueSnapshots::default(),
             compaction: CompactionState::default(),
             options,
         }
@@ -373,6 +370,21 @@ impl Engine {
     /// The sessions under which this process names objects.
     pub(crate) fn own_sessions(&self) -> [SessionName; 2] {
         [self.session_name, self.unrecorded.session()]
+    }
+}
+
+/// The objects that no record names. A session without a number has no others.
+fn unrecorded_objects(
+    unnamed: &Arc<UnnamedObjects>,
+    own: SessionName,
+    entropy: &[u8; 32],
+) -> Arc<UnnamedObjects> {
+    match own.session.number {
+        0 => Arc::clone(unnamed),
+        _ => UnnamedObjects::new(SessionName {
+            host: own.host,
+            session: unrecorded_session(entropy),
+        }),
     }
 }
 

@@ -5,6 +5,7 @@
 //! bodies: to the same body, since compressors change). Every single byte of a fixture matters:
 //! one that is changed must not decode to the same.
 
+mod frames;
 mod hostlog;
 mod increment;
 
@@ -13,10 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::hostlog::names::{Position, SessionName};
 use crate::log::entry::Entry;
-use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record, TailRecord};
 use crate::log::layout::{SegmentHeader, Superblock};
 use crate::log::ring::{HeapRegion, Ring, RingId, RingRegion, TailId};
-use crate::log::session::{BootId, Sessions};
+use crate::log::session::BootId;
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::extensions::{Extension, Extensions};
@@ -26,7 +26,7 @@ use crate::object::pack_writer::PackWriter;
 use crate::object::page::{self, BlockRef, Page};
 use crate::object::root::{DeltaRef, Owner, Peer, Predecessor, Root};
 use crate::object::sessions::SessionNames;
-use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId, VolumeSize};
+use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId, VolumeSize};
 
 /// Reads a fixture: hexadecimal bytes, `#` comments, and `pad N` for zeroes up to N bytes.
 fn fixture(text: &str) -> Vec<u8> {
@@ -215,83 +215,6 @@ fn the_region_of_a_session_is_as_documented() {
     Ring::format(made.clone(), &id, boot);
     let word = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le_bytes();
     assert!(made.words().iter().flat_map(word).eq(bytes));
-}
-
-#[test]
-fn frames_and_their_records_are_as_documented() {
-    let bytes = fixture!("frame");
-    let old = TailId {
-        volume: other(),
-        since: Epoch(1),
-    };
-    let state = |tail, name: &str, stored, [rescue, ring, unreported_loss]: [bool; 3]| {
-        Record::Tail(TailRecord {
-            tail,
-            name: name.into(),
-            stored: Lsn(stored),
-            root: RootMark {
-                sequence: 0x0101 * stored,
-                nonce: 0x0202 * stored,
-            },
-            rescue,
-            ring,
-            unreported_loss,
-            untouched: rescue,
-            size: VolumeSize {
-                bytes: stored << 24,
-                block: 512,
-            },
-        })
-    };
-    let first = Sessions::default().begin(0x0102, BootId(1), false);
-    let sessions = first.begin(0x0304, BootId::new(&[0xb0; 16]), true);
-    let records = vec![
-        Record::Sessions(sessions),
-        state(tail(), "demo", 4, [false, true, false]),
-        Record::Entries {
-            tail: tail(),
-            cut: Lsn(6),
-            entries: entries().to_vec(),
-        },
-        state(old, "old", 2, [true, false, true]),
-        Record::TailRemoved(old),
-    ];
-    let lap = (7 << 32) | 0x0102_0304;
-    let whole = Part::Checkpoint {
-        first: true,
-        last: true,
-    };
-    let mut writer = FrameWriter::new(host());
-    records.iter().for_each(|record| writer.record(record));
-    assert!(writer.finish(whole, lap, 0) == bytes);
-    // The reserved word of the header is outside the checksum.
-    let ignored: Vec<usize> = (56..64).collect();
-    let length = u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
-    assert_every_byte_is_checked(&bytes[..64 + length], &ignored, |bytes| {
-        matches!(frame::decode(bytes, host()), FrameParse::Frame(found) if found.records == records
-            && (found.lap, found.number, found.bytes) == (lap, 0, 4096)
-            && found.begins_checkpoint && found.ends_checkpoint && !found.round)
-    });
-}
-
-#[test]
-fn the_frame_of_a_group_commit_is_as_documented() {
-    let bytes = fixture!("frame_round");
-    let records = vec![Record::Entries {
-        tail: tail(),
-        cut: Lsn(6),
-        entries: entries().to_vec(),
-    }];
-    let lap = (7 << 32) | 0x0102_0304;
-    let mut writer = FrameWriter::new(host());
-    records.iter().for_each(|record| writer.record(record));
-    assert!(writer.finish(Part::Round, lap, 3) == bytes);
-    let FrameParse::Frame(found) = frame::decode(&bytes, host()) else {
-        panic!("no frame")
-    };
-    assert!(found.round && !found.begins_checkpoint && !found.ends_checkpoint);
-    assert_eq!(found.records, records);
-    assert_eq!((found.lap, found.number), (lap, 3));
 }
 
 fn random_bytes() -> Vec<u8> {

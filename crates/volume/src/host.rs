@@ -42,6 +42,7 @@ use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::flow::publish;
 use crate::store::forks::open_snapshot;
+use crate::store::forks::store_kept;
 use crate::store::host_log::log_procedures;
 use crate::store::host_log::low_marks;
 use crate::store::open::forget;
@@ -583,5 +584,6 @@ fn spawn_background(jobs: &Arc<Jobs>, engine: &Arc<Engine>) {
     jobs.spawn(low_marks::run(Arc::clone(engine)));
     jobs.spawn(collector::run(Arc::clone(engine)));
     jobs.spawn(compact::run(Arc::clone(engine)));
+    jobs.spawn(store_kept::run(Arc::clone(engine)));
     jobs.spawn(crate::log::reclaim::run(Arc::clone(engine)));
 }

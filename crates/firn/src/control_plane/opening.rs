@@ -356,6 +356,8 @@ mod tests {
     use tokio::runtime::Runtime;
     use volume::VolumeSpec;
 
+    use volume::Durability;
+
     use super::*;
     use crate::cli::args::{LogIo, ServeArgs};
     use crate::config::Settings;
@@ -474,7 +476,9 @@ mod tests {
         let is_open = open_after(async |control| {
             let lock = control.volume_locks.lock("demo").await;
             let open = control.open_wanted(&demo()).await.unwrap();
-            let one = control.host.create_snapshot("demo@one", Vec::new());
+            let one = control
+                .host
+                .create_snapshot("demo@one", Vec::new(), Durability::Store);
             one.await.unwrap();
             let hold = open.volume.hold();
             let waiting = DiskRecord {

@@ -4,7 +4,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use volume::{OpenMode, SnapshotInfo};
+use volume::{Durability, OpenMode, SnapshotInfo};
 
 use crate::control_plane::ControlPlane;
 use crate::control_plane::schedules::check_labels;
@@ -42,7 +42,8 @@ impl ControlPlane {
     ) -> Result<Snapshot> {
         let name = format!("{volume}@{}", request.name);
         let labels = request.labels.into_iter().collect();
-        let created = self.host.create_snapshot(&name, labels).await;
+        let created = self.host.create_snapshot(&name, labels, Durability::Store);
+        let created = created.await;
         created.map(describe).map_err(Failure::from)
     }
 

@@ -10,7 +10,7 @@ use crate::store::catalog::volume_spec::VolumeInfo;
 use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
 use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
-use crate::store::forks::{self, Fork};
+use crate::store::forks::{self, Durability, Fork};
 use crate::store::trash::entries::TrashedVolume;
 use crate::store::trash::{self, entries};
 
@@ -54,17 +54,18 @@ impl Host {
         self.control(move |engine| async move { catalog::delete(&engine, &name, None).await })
     }
 
-    /// Makes a snapshot, `VOLUME@SNAPSHOT`, of the volume as it is now, while writers go on. Ends when the store
-    /// has it.
+    /// Makes a snapshot, `VOLUME@SNAPSHOT`, of the volume as it is now, while writers go on. Ends when the snapshot
+    /// is as durable as was asked for.
     pub fn create_snapshot(
         &self,
         name: &str,
         labels: Vec<(String, String)>,
+        durability: Durability,
     ) -> Answer<Result<SnapshotInfo, OpenError>> {
         let name = name.to_owned();
-        self.control(
-            move |engine| async move { forks::create_snapshot(&engine, &name, labels).await },
-        )
+        self.control(move |engine| async move {
+            forks::create_snapshot(&engine, &name, labels, durability).await
+        })
     }
 
     /// The snapshots of a volume, the oldest first.

@@ -129,8 +129,8 @@ pub fn pin_key(parent: VolumeId, child: VolumeId) -> String {
     format!("{PIN_PREFIX}{parent}/{child}")
 }
 
-/// Key of the pin that holds what a volume is about to name when it is restored to a snapshot. The nonce keeps
-/// the keys of repeated restores apart.
+/// Key of the pin that holds what a volume is about to name when it is restored to a snapshot, or what a snapshot
+/// that the log keeps is about to name. The nonce keeps the keys of repeated attempts apart.
 pub fn restore_pin_key(snapshot: VolumeId, volume: VolumeId, nonce: u64) -> String {
     format!("{}-{nonce:016x}", pin_key(snapshot, volume))
 }

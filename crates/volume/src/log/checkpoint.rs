@@ -25,6 +25,7 @@ use crate::log::layout::{Layout, Superblock};
 use crate::log::merge::{MergeFor, merge_layers};
 use crate::log::ring::TailId;
 use crate::log::session::Sessions;
+use crate::log::snapshot_record::SnapshotRecord;
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, FrozenLayer};
 use crate::request::tail::Tail;
@@ -258,6 +259,8 @@ struct Encoder {
 struct EncodedTail {
     tail: TailId,
     record: Option<TailRecord>,
+    /// Those that the log keeps for the store.
+    snapshots: Vec<SnapshotRecord>,
     /// The oldest first, each with the newest commit that it stands for. The last one ends at the tail's newest.
     layers: VecDeque<(Lsn, Arc<ExtentMap<DirtyExtent>>)>,
     /// Where the first layer goes on.
@@ -269,6 +272,7 @@ impl Encoder {
         let tails = frozen.iter().map(|(tail, cut, layers)| EncodedTail {
             tail: tail.id(),
             record: Some(tail.record()),
+            snapshots: tail.kept_snapshots(),
             layers: layers_up_to(*cut, layers),
             from: 0,
         });
@@ -322,6 +326,10 @@ impl EncodedTail {
     fn put_into(&mut self, frame: &mut FrameWriter, generation_of: &impl Fn(u64) -> Option<u32>) {
         if let Some(record) = self.record.take() {
             frame.record(&Record::Tail(record));
+        }
+        for snapshot in std::mem::take(&mut self.snapshots) {
+            let tail = self.tail;
+            frame.record(&Record::Snapshot { tail, snapshot });
         }
         let entry = |(span, dirty): (Span, &DirtyExtent)| Entry {
             lsn: dirty.lsn,

@@ -193,8 +193,17 @@ impl Committer {
         engine: &Arc<impl CommitEnvironment>,
         log_state: LogState,
     ) -> u64 {
+        self.note(engine, |state| keep_log_state(state, log_state))
+    }
+
+    /// The same for a record.
+    pub(crate) fn note_record(&self, engine: &Arc<impl CommitEnvironment>, record: Record) -> u64 {
+        self.note(engine, |state| state.records.push(record))
+    }
+
+    fn note(&self, engine: &Arc<impl CommitEnvironment>, add: impl FnOnce(&mut State)) -> u64 {
         let mut state = lock(&self.state);
-        keep_log_state(&mut state, log_state);
+        add(&mut state);
         let round = state.started + 1;
         state.wanted = true;
         let emitted = self.start(&mut state, engine);

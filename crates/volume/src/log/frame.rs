@@ -8,7 +8,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `FIRNFRM\0` |
-//! | 8 | 2 | version, 3 |
+//! | 8 | 2 | version, 4 |
 //! | 10 | 2 | flags: bit 0 checkpoint begins, bit 1 checkpoint ends, bit 2 group commit |
 //! | 12 | 4 | length of the records in bytes |
 //! | 16 | 16 | host id |
@@ -24,13 +24,14 @@ use super::entry::{ENTRY_BYTES, Entry};
 use super::layout::BLOCK_BYTES;
 use super::ring::TailId;
 use super::session::Sessions;
+use super::snapshot_record::SnapshotRecord;
 use crate::codec::{Reader, TruncatedInput, Writer, crc64};
 use crate::hostlog::notes::LogState;
 use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId, VolumeSize};
 
 const MAGIC: [u8; 8] = *b"FIRNFRM\0";
 /// The version of frames that this code writes and reads.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 pub(crate) const HEADER: usize = 64;
 
 const CHECKPOINT_BEGINS: u16 = 1;
@@ -42,6 +43,8 @@ const TAG_ENTRIES: u8 = 2;
 const TAG_SESSIONS: u8 = 3;
 const TAG_TAIL_REMOVED: u8 = 4;
 const TAG_LOG_STATE: u8 = 5;
+const TAG_SNAPSHOT: u8 = 6;
+const TAG_SNAPSHOT_REMOVED: u8 = 7;
 
 /// What a frame says about a tail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +119,13 @@ pub(crate) enum Record {
     TailRemoved(TailId),
     /// Where the host's log in the store stands.
     LogState(LogState),
+    /// A tail's log keeps a snapshot that the store does not have yet. A later one of the same id replaces it.
+    Snapshot {
+        tail: TailId,
+        snapshot: SnapshotRecord,
+    },
+    /// A snapshot of a tail has its root in the store, or was deleted before.
+    SnapshotRemoved { tail: TailId, snapshot: VolumeId },
 }
 
 /// What a frame is written for.
@@ -213,6 +223,16 @@ impl FrameWriter {
             Record::LogState(state) => {
                 self.w.u8(TAG_LOG_STATE);
                 state.encode(&mut self.w);
+            }
+            Record::Snapshot { tail, snapshot } => {
+                self.w.u8(TAG_SNAPSHOT);
+                self.tail_id(*tail);
+                snapshot.encode(&mut self.w);
+            }
+            Record::SnapshotRemoved { tail, snapshot } => {
+                self.w.u8(TAG_SNAPSHOT_REMOVED);
+                self.tail_id(*tail);
+                self.w.raw(&snapshot.0);
             }
         }
     }
@@ -338,6 +358,14 @@ fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, TruncatedInput> {
                 Some(state) => Record::LogState(state),
                 None => return Ok(None),
             },
+            TAG_SNAPSHOT => Record::Snapshot {
+                tail: tail_id(&mut r)?,
+                snapshot: SnapshotRecord::decode(&mut r)?,
+            },
+            TAG_SNAPSHOT_REMOVED => Record::SnapshotRemoved {
+                tail: tail_id(&mut r)?,
+                snapshot: VolumeId(r.array()?),
+            },
             _ => return Ok(None),
         });
     }
@@ -404,6 +432,21 @@ mod tests {
                 has_low_mark: true,
                 ended: vec![(VolumeId([1; 16]), Epoch(3))],
             }),
+            Record::Snapshot {
+                tail,
+                snapshot: SnapshotRecord {
+                    id: VolumeId([4; 16]),
+                    name: "demo@one".into(),
+                    lsn: Lsn(6),
+                    bytes: 64 << 20,
+                    unix_ms: 5,
+                    labels: vec![("why".into(), "upgrade".into())],
+                },
+            },
+            Record::SnapshotRemoved {
+                tail,
+                snapshot: VolumeId([5; 16]),
+            },
         ]
     }
 

@@ -2,11 +2,13 @@
 //!
 //! Each layer but the newest can be stored by itself, so a server that is killed again and again still gets on
 //! with what it found. A layer is a state of the volume only while the log holds all its bytes: where a segment
-//! was reused since, because what it held had died of a merge with newer layers, these are merged again.
+//! was reused since, because what it held had died of a merge with newer layers, these are merged again. No layer
+//! spans the point of a snapshot that the log keeps: up to there the layers are the snapshot.
 //! Memory only; the generations of segments are `mod.rs`'s to read.
 
 use crate::log::entry::Entry;
 use crate::log::layout::Layout;
+use crate::log::snapshot_record::SnapshotRecord;
 use crate::map::layers::{DirtyExtent, FrozenLayer};
 use crate::map::{ExtentMap, SectorRun};
 use crate::recover::replay::TailReplay;
@@ -27,6 +29,8 @@ pub(crate) struct RecoveredTail {
     pub(crate) newest: Lsn,
     /// The oldest first.
     pub(crate) layers: Vec<FrozenLayer>,
+    /// Snapshots that the store does not have yet.
+    pub(crate) snapshots: Vec<SnapshotRecord>,
 }
 
 /// A dirty extent with the generation it was recorded under.
@@ -107,22 +111,23 @@ impl Layering<'_> {
             unstored.for_each(|entry| layer.insert(entry));
             layers.push(layer);
         }
-        layers.extend(self.cut(&tail.commits));
+        layers.extend(self.cut(&tail.commits, &tail.points()));
         layers.retain(|layer| !layer.map.is_empty());
         if canary::active!("recovered_tail_is_one_layer") {
-            return merge_all(layers);
+            return merge_all(layers, &tail.points());
         }
         self.merge_stale(layers)
     }
 
-    /// Commits as layers, each about a slice.
-    fn cut(&self, commits: &[Entry]) -> Vec<ReplayedLayer> {
+    /// Commits as layers, each about a slice, of which none spans a point.
+    fn cut(&self, commits: &[Entry], points: &[Lsn]) -> Vec<ReplayedLayer> {
         let mut layers = Vec::new();
         let mut top = ReplayedLayer::default();
         for commit in commits {
             top.insert(commit);
             top.last = commit.lsn;
-            if top.bytes >= self.slice_bytes && !self.may_continue(commit) {
+            let is_slice = top.bytes >= self.slice_bytes && !self.may_continue(commit);
+            if is_slice || points.contains(&commit.lsn) {
                 layers.push(std::mem::take(&mut top));
             }
         }
@@ -180,18 +185,56 @@ impl Layering<'_> {
     }
 }
 
-/// One layer that equals `layers`.
-pub(super) fn merge_all(layers: Vec<ReplayedLayer>) -> Vec<ReplayedLayer> {
-    let mut layers = layers.into_iter();
-    let Some(mut merged) = layers.next() else {
-        return Vec::new();
-    };
-    layers.for_each(|layer| merged.merge(&layer));
-    vec![merged]
+/// One layer that equals `layers`, or one between two points.
+pub(super) fn merge_all(layers: Vec<ReplayedLayer>, points: &[Lsn]) -> Vec<ReplayedLayer> {
+    let mut merged: Vec<ReplayedLayer> = Vec::new();
+    for layer in layers {
+        match merged.last_mut() {
+            Some(below) if !is_point_between(points, below.last, layer.last) => {
+                below.merge(&layer);
+            }
+            _ => merged.push(layer),
+        }
+    }
+    merged
+}
+
+/// Whether a layer that ends at `below` and the next one, which ends at `last`, have a point between them.
+fn is_point_between(points: &[Lsn], below: Lsn, last: Lsn) -> bool {
+    points.iter().any(|point| (below..last).contains(point))
+}
+
+/// Of the snapshots that the log keeps those that can still be told: nothing was merged over their points. They
+/// are dropped if another host has gone on without this tail.
+fn snapshots_of(replay: &TailReplay, layers: &[ReplayedLayer]) -> Vec<SnapshotRecord> {
+    let kept = replay.snapshots.iter().filter(|snapshot| {
+        // One whose record is durable and whose commits are not was never acknowledged.
+        let is_reached = snapshot.lsn <= replay.newest;
+        let is_whole = is_reached && !is_spanned(layers, replay.stored, snapshot.lsn);
+        if is_reached && !is_whole {
+            tracing::error!(
+                snapshot = snapshot.name,
+                "what the log kept of it for the store was written over: there is no such snapshot"
+            );
+        }
+        is_whole && !replay.rescue
+    });
+    kept.cloned().collect()
+}
+
+/// Whether commits up to the point are in one layer with later ones. Of what is stored no layer says anything.
+fn is_spanned(layers: &[ReplayedLayer], stored: Lsn, point: Lsn) -> bool {
+    let at = layers.partition_point(|layer| layer.last < point);
+    let below = at
+        .checked_sub(1)
+        .map_or(Lsn::ZERO, |below| layers[below].last);
+    let reached = below.max(stored);
+    reached < point && layers.get(at).is_some_and(|layer| layer.last > point)
 }
 
 /// The tail that goes on with these layers.
 pub(super) fn finish(replay: TailReplay, layers: Vec<ReplayedLayer>) -> RecoveredTail {
+    let snapshots = snapshots_of(&replay, &layers);
     let frozen = layers.into_iter().map(|layer| {
         let mut map = ExtentMap::default();
         for (span, extent) in layer.map.iter() {
@@ -209,5 +252,6 @@ pub(super) fn finish(replay: TailReplay, layers: Vec<ReplayedLayer>) -> Recovere
         size: replay.size,
         is_unbroken: replay.is_unbroken && !replay.rescue,
         newest: replay.newest,
+        snapshots,
     }
 }

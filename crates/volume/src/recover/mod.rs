@@ -328,8 +328,8 @@ fn layer_tails(layering: &Layering<'_>, replay: BTreeMap<TailId, TailReplay>) ->
     let layers = tails.values().flat_map(|(_, layers)| layers);
     let extents: usize = layers.map(|layer| layer.map.len()).sum();
     if extents as u64 > layering.layout.extents_max() / 2 {
-        for (_, layers) in tails.values_mut() {
-            *layers = merge_all(std::mem::take(layers));
+        for (tail, layers) in tails.values_mut() {
+            *layers = merge_all(std::mem::take(layers), &tail.points());
         }
     }
     tails

@@ -11,6 +11,7 @@ use crate::log::entry::Entry;
 use crate::log::frame::{Frame, Record};
 use crate::log::ring::TailId;
 use crate::log::session::Sessions;
+use crate::log::snapshot_record::SnapshotRecord;
 use crate::units::{Lsn, RootMark, VolumeSize};
 
 /// What frames say of the log as a whole; the newest record counts.
@@ -44,6 +45,18 @@ pub(super) struct TailReplay {
     pub(super) layers: Vec<CheckpointLayer>,
     /// The commits since, in their order.
     pub(super) commits: Vec<Entry>,
+    /// Snapshots that the store does not have yet.
+    pub(super) snapshots: Vec<SnapshotRecord>,
+}
+
+impl TailReplay {
+    /// The points of its snapshots.
+    pub(super) fn points(&self) -> Vec<Lsn> {
+        if canary::active!("recovery_forgets_points") {
+            return Vec::new();
+        }
+        self.snapshots.iter().map(|snapshot| snapshot.lsn).collect()
+    }
 }
 
 /// A layer as a checkpoint wrote it: its extents do not overlap.
@@ -89,6 +102,17 @@ pub(super) fn replay_frame(
                     continue;
                 };
                 replay_entries(tail, *cut, entries, checkpoint)?;
+            }
+            Record::Snapshot { tail, snapshot } => {
+                if let Some(tail) = replay.get_mut(tail) {
+                    tail.snapshots.retain(|other| other.id != snapshot.id);
+                    tail.snapshots.push(snapshot.clone());
+                }
+            }
+            Record::SnapshotRemoved { tail, snapshot } => {
+                if let Some(tail) = replay.get_mut(tail) {
+                    tail.snapshots.retain(|other| other.id != *snapshot);
+                }
             }
         }
     }

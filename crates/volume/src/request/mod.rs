@@ -4,6 +4,7 @@
 //! the one dispatch table that all transports share.
 
 mod invariants;
+mod kept_snapshots;
 pub(crate) mod parked;
 mod plan;
 pub(crate) mod points;

@@ -2,8 +2,12 @@
 //!
 //! As long as a point is held no slice, merge or retry spans it, and no fold takes anything newer into
 //! pages: so once the store has everything up to it, the packs up to there are the volume as it was.
+//!
+//! Some of them are snapshots that the log keeps: their points are held until each has a root in the store, over
+//! restarts of the process, too.
 
-use crate::units::Lsn;
+use crate::log::snapshot_record::SnapshotRecord;
+use crate::units::{Lsn, VolumeId};
 
 /// So many of one volume at once: each keeps log bytes that were written over since.
 pub(crate) const POINTS_MAX: usize = 8;
@@ -15,6 +19,20 @@ pub(crate) struct Points {
     held: Vec<Lsn>,
     /// A fold is due and goes before the next point: points that overlap without a gap would put it off for ever.
     is_fold_next: bool,
+    /// In the order in which they were taken. The point of each is held.
+    kept: Vec<KeptSnapshot>,
+}
+
+/// A snapshot that is in the log and has no root in the store yet.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptSnapshot {
+    pub(crate) record: SnapshotRecord,
+    /// A durable frame has it.
+    pub(crate) is_durable: bool,
+    /// Its root may have been sent to the store, by this process or one before.
+    pub(crate) may_be_stored: bool,
+    /// Why the store does not have it, if it was tried.
+    pub(crate) failure: Option<String>,
 }
 
 impl Points {
@@ -52,6 +70,30 @@ impl Points {
 
     pub(crate) fn set_fold_next(&mut self, is_fold_next: bool) {
         self.is_fold_next = is_fold_next;
+    }
+
+    /// The snapshots that the log keeps.
+    pub(crate) fn kept(&self) -> &[KeptSnapshot] {
+        &self.kept
+    }
+
+    /// The one of this id.
+    pub(crate) fn find_kept(&mut self, id: VolumeId) -> Option<&mut KeptSnapshot> {
+        self.kept.iter_mut().find(|kept| kept.record.id == id)
+    }
+
+    /// The log keeps this one: its point is held until [`Points::forget`].
+    pub(crate) fn keep(&mut self, snapshot: KeptSnapshot) {
+        self.add(snapshot.record.lsn);
+        self.kept.push(snapshot);
+    }
+
+    /// The log keeps it no more. Returns it if it did.
+    pub(crate) fn forget(&mut self, id: VolumeId) -> Option<KeptSnapshot> {
+        let at = self.kept.iter().position(|kept| kept.record.id == id)?;
+        let forgotten = self.kept.remove(at);
+        self.remove(forgotten.record.lsn);
+        Some(forgotten)
     }
 
     pub(crate) fn add(&mut self, point: Lsn) {

@@ -32,6 +32,7 @@ use crate::request::watermark::CommitAges;
 use crate::store::fetch::boot_set::BootSet;
 use crate::store::flow::slices::CutSlice;
 use crate::store::flow::upload_state::UploadState;
+use crate::store::forks::known_names::KnownNames;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Lsn, SECOND_NS, Span, VolumeSize};
@@ -121,6 +122,8 @@ pub(crate) struct Tail {
     dirty_sectors: AtomicU64,
     pub(crate) upload: UploadState,
     pub(crate) boot_set: BootSet,
+    /// Of its snapshots.
+    pub(crate) snapshot_names: KnownNames,
     /// What a client asked to have fetched ahead is under way.
     pub(crate) has_hint: AtomicBool,
     pub(crate) pace: Pace,
@@ -143,6 +146,7 @@ impl Tail {
             dirty_sectors: AtomicU64::new(0),
             upload: UploadState::default(),
             boot_set: BootSet::default(),
+            snapshot_names: KnownNames::default(),
             has_hint: AtomicBool::new(false),
             pace: Pace::default(),
         }

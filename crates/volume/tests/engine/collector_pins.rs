@@ -11,6 +11,7 @@ use volume::units::Epoch;
 use crate::support::hosts::{close, elsewhere};
 use crate::support::points::{delete_snapshot, done, gc, snapshot, write_over};
 use crate::support::{Environment, with_volume};
+use volume::Durability;
 
 const MIB: u64 = 1 << 20;
 
@@ -19,7 +20,9 @@ fn a_fork_outlives_its_parent_its_snapshot_and_any_number_of_passes() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 7, 4096);
     write_over(&mut world, &volume, 20);
-    let taken = world.host.create_snapshot("demo@one", Vec::new());
+    let taken = world
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     done(&mut world, &taken);
     let forked = world.host.fork_volume("demo@one", "child");
     done(&mut world, &forked);

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use volume::units::VolumeId;
-use volume::{OpenError, Volume};
+use volume::{Durability, OpenError, Volume};
 
 use crate::support::checks::check_all;
 use crate::support::hosts::{close, elsewhere, root_of};
@@ -98,7 +98,9 @@ fn a_fork_of_a_volume_that_another_host_has_begins_with_what_the_store_has() {
     world.write(&volume, 0, 3, 4096);
     world.flush(&volume);
     let mut other = elsewhere(&world);
-    let answer = other.host.create_snapshot("demo@one", Vec::new());
+    let answer = other
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     let refused = other
         .wait(|_| answer.try_take())
         .expect_err("another host has it");

@@ -5,7 +5,7 @@
 use blkmq::error::ErrorKind;
 use volume::hostlog::names::{low_key, record_key, record_of_key};
 use volume::hostlog::stop::Stop;
-use volume::{OpenError, OpenMode, Volume};
+use volume::{Durability, OpenError, OpenMode, Volume};
 
 use crate::support::hosts::{root_of, try_write, with_closed_volume};
 use crate::support::{Environment, World};
@@ -84,7 +84,9 @@ fn a_host_that_stopped_writes_no_record_and_closes_no_volume_any_more() {
     world.create("idle", 64 * MIB);
     stop_by_a_strangers_pack(&mut world, &demo);
     let before = world.env.objects.clone();
-    let taken = world.host.create_snapshot("idle@one", Vec::new());
+    let taken = world
+        .host
+        .create_snapshot("idle@one", Vec::new(), Durability::Store);
     let refused = world.wait(|_| taken.try_take());
     assert!(
         matches!(refused, Err(OpenError::HostStopped(_))),

@@ -3,7 +3,7 @@
 //! With the feature `planted` each of these tests also runs with the bug that it is there for.
 
 use volume::object::{root::Root, root_key};
-use volume::{OpenError, TailId, Volume};
+use volume::{Durability, OpenError, TailId, Volume};
 
 use crate::support::World;
 use crate::support::hosts::{close, delete, hand_over, other_host};
@@ -97,7 +97,9 @@ fn a_restore_is_no_base() {
     one.create("demo", 64 * MIB);
     let volume = one.open("demo");
     one.write(&volume, 0, 1, 4096);
-    let taken = one.host.create_snapshot("demo@one", Vec::new());
+    let taken = one
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     one.wait(|_| taken.try_take()).expect("taken");
     one.write(&volume, 8, 2, 4096);
     one.sync(&volume);

@@ -26,6 +26,8 @@ mod host_log;
 mod host_stop;
 mod index_bytes;
 mod journal;
+mod kept_histories;
+mod kept_snapshots;
 mod kept_tails;
 mod lifecycle;
 mod low_marks;

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use volume::object::root_key;
-use volume::{Answer, OpenError, SnapshotInfo, Volume};
+use volume::{Answer, Durability, OpenError, SnapshotInfo, Volume};
 
 use crate::support::World;
 use crate::support::hosts::root_of;
@@ -28,7 +28,7 @@ fn with_volume() -> (World, Volume) {
 fn ask(world: &mut World, nth: usize) -> Asked {
     let asked = world
         .host
-        .create_snapshot(&format!("demo@s{nth}"), Vec::new());
+        .create_snapshot(&format!("demo@s{nth}"), Vec::new(), Durability::Store);
     world.run_until_idle();
     asked
 }

@@ -3,9 +3,9 @@
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 use blkmq::error::ErrorKind;
-use volume::OpenError;
 use volume::hostlog::marks::Pin;
 use volume::object::root_key;
+use volume::{Durability, OpenError};
 
 use crate::support::hosts::{self, close, elsewhere, hand_over, other_host, root_of, try_write};
 use crate::support::points::{delete_snapshot, done, fold, fork, snapshot, snapshot_names};
@@ -49,11 +49,15 @@ fn no_slice_spans_the_cut() {
     let first = world.host.sync(&volume);
     world.pass(100);
     world.write(&volume, 0, 2, 4096);
-    let answer = world.host.create_snapshot("demo@one", Vec::new());
+    let answer = world
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     world.pass(100);
     world.write(&volume, 0, 3, 4096);
     world.write(&volume, 8, 3, 4096);
-    let second = world.host.create_snapshot("demo@two", Vec::new());
+    let second = world
+        .host
+        .create_snapshot("demo@two", Vec::new(), Durability::Store);
     world.pass(2000);
     world.answer_hanging_puts();
     done(&mut world, &first);
@@ -86,7 +90,9 @@ fn a_fold_waits_for_the_snapshots_that_are_under_way() {
     }
     world.write(&volume, 0, 2, 4096);
     world.env.hanging_puts = 1;
-    let answer = world.host.create_snapshot("demo@one", Vec::new());
+    let answer = world
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     world.pass(100);
     let mut synced = Vec::new();
     for sector in 0..3 {
@@ -121,7 +127,9 @@ fn no_merge_spans_the_cut() {
     world.pass(100);
     world.write(&volume, 0, 2, 4096);
     // No slice has it, as long as the one before is not stored.
-    let answer = world.host.create_snapshot("demo@one", Vec::new());
+    let answer = world
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     world.pass(100);
     // More than the log has room for, again and again at the same place.
     for round in 0..1000_u64 {
@@ -231,7 +239,9 @@ fn snapshots_are_listed_with_their_labels_and_a_deleted_ones_name_is_free() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     let labels = vec![("why".to_owned(), "upgrade".to_owned())];
-    let answer = world.host.create_snapshot("demo@one", labels.clone());
+    let answer = world
+        .host
+        .create_snapshot("demo@one", labels.clone(), Durability::Store);
     let one = done(&mut world, &answer);
     assert_eq!((one.labels, one.of), (labels, Some(volume.info().id)));
     world.write(&volume, 0, 2, 4096);
@@ -258,7 +268,9 @@ fn a_snapshot_that_is_being_made_is_busy_and_not_attached() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.env.hanging_puts = 1;
-    let first = world.host.create_snapshot("demo@one", Vec::new());
+    let first = world
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     world.pass(100);
     let busy = OpenError::Busy("demo@one".into());
     assert_eq!(snapshot(&mut world, "demo@one"), Err(busy.clone()));
@@ -276,7 +288,9 @@ fn a_deletion_does_not_pass_a_snapshot() {
     close(&mut world, &volume);
     drop(volume);
     world.env.store_ms = 100;
-    let taken = world.host.create_snapshot("demo@one", Vec::new());
+    let taken = world
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     world.run_until_idle();
     let deleted = world.host.delete_volume("demo");
     let refused = world.wait(|_| deleted.try_take());
@@ -323,7 +337,9 @@ fn what_is_no_name_for_a_snapshot_is_refused_and_nothing_is_changed() {
         );
     }
     let twice = vec![("a".into(), "1".into()), ("a".into(), "2".into())];
-    let answer = world.host.create_snapshot("demo@one", twice);
+    let answer = world
+        .host
+        .create_snapshot("demo@one", twice, Durability::Store);
     let refused = world.wait(|_| answer.try_take()).expect_err("twice");
     assert!(refused.to_string().contains("given twice"), "{refused}");
     let missing = snapshot(&mut world, "other@one").expect_err("no volume");
@@ -379,7 +395,9 @@ fn with_fault(at: usize, fault: Fault) -> bool {
     world.sync(&volume);
     world.write(&volume, 8, 2, 4096);
     world.env.fault_after = Some((at, fault));
-    let answer = world.host.create_snapshot("demo@one", Vec::new());
+    let answer = world
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     world.pass(5);
     world.write(&volume, 8, 3, 4096);
     world.write(&volume, 16, 3, 4096);

@@ -10,7 +10,7 @@ use std::task::{Wake, Waker};
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
 use volume::units::Now;
-use volume::{OpenError, Volume};
+use volume::{Durability, OpenError, Volume};
 
 use crate::support::hosts::{hand_over, other_host, root_of};
 use crate::support::unchecked::{killed, other_host_on, restarted, serve};
@@ -184,7 +184,9 @@ fn a_snapshot_of_an_unchecked_volume_waits_and_has_all_that_was_written() {
     world.write(&volume, 16, 3, 4096);
     world.env.outage = false;
     world.env.store_ms = 50;
-    let taken = world.host.create_snapshot("demo@one", Vec::new());
+    let taken = world
+        .host
+        .create_snapshot("demo@one", Vec::new(), Durability::Store);
     world.wait(|_| taken.try_take()).expect("taken");
     let fork = world.host.fork_volume("demo@one", "copy");
     world.wait(|_| fork.try_take()).expect("forked");

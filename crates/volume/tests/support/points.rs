@@ -1,7 +1,7 @@
 //! Points in time: snapshots of a volume, forks, and the folds, passes of the collector and second hosts that put them
 //! to the test.
 
-use volume::{Answer, Findings, OpenError, SnapshotInfo, Volume};
+use volume::{Answer, Durability, Findings, OpenError, SnapshotInfo, Volume};
 
 use super::{Environment, World};
 
@@ -13,7 +13,9 @@ pub(crate) fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) 
 }
 
 pub(crate) fn snapshot(world: &mut World, name: &str) -> Result<SnapshotInfo, OpenError> {
-    let answer = world.host.create_snapshot(name, Vec::new());
+    let answer = world
+        .host
+        .create_snapshot(name, Vec::new(), Durability::Store);
     world.wait(|_| answer.try_take())
 }
 

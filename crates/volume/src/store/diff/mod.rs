@@ -26,6 +26,7 @@ use crate::store::diff::compare::ChangedSpan;
 pub use crate::store::diff::part::{ChangedRange, DiffPart, DiffPlace, DiffSide};
 use crate::store::diff::side::Side;
 use crate::store::diff::walk::{Found, Walk};
+use crate::store::forks::kept_snapshots;
 use crate::store::forks::snapshot_list::check_snapshot_name;
 
 /// How often a diff is begun again because what it was reading went from the store.
@@ -52,6 +53,7 @@ pub(crate) async fn diff(
             true => drop(check_snapshot_name(name)?),
             false => check_name(name)?,
         }
+        kept_snapshots::wait_in_store(engine, name).await?;
     }
     let mut lost = None;
     for _ in 0..ROUNDS_MAX {

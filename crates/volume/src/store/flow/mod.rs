@@ -199,6 +199,19 @@ pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Resul
         .await
 }
 
+/// Ends when the log keeps none of the volume's snapshots any more.
+pub(in crate::store) async fn wait_snapshots_stored(tail: &Tail) -> Result<(), OpenError> {
+    let are_stored = || {
+        let inner = tail.lock();
+        match inner.status {
+            _ if inner.points.kept().is_empty() => Some(Ok(())),
+            Status::Live | Status::Unchecked => tail.upload.refusal().map(Err),
+            status => Some(Err(end_reason(tail, status))),
+        }
+    };
+    tail.upload.changed.wait_until(are_stored).await
+}
+
 /// Ends when the volume has this size, in the store and here, or never will have.
 pub(crate) async fn wait_grown(tail: &Tail, bytes: u64) -> Result<(), OpenError> {
     tail.upload.grow(bytes);

@@ -33,6 +33,8 @@ pub(in crate::store) struct ChildSpec {
     pub(in crate::store) name: String,
     /// It is a snapshot, with these labels.
     pub(in crate::store) labels: Option<Labels>,
+    /// Its identity, if it has one already: an earlier attempt may have created it.
+    pub(in crate::store) id: Option<VolumeId>,
 }
 
 /// The state of a volume that a child begins with.
@@ -76,25 +78,31 @@ pub(in crate::store) async fn put_child(
     spec: &ChildSpec,
 ) -> Result<Outcome, OpenError> {
     let root = child_root(engine, parent, spec)?;
+    let volume = parent.head.root.volume;
+    let pin = match spec.id {
+        // An earlier attempt may have left one, which names the state as it was written then.
+        Some(_) => restore_pin_key(volume, root.volume, engine.next_nonce()),
+        None => pin_key(volume, root.volume),
+    };
     if !canary::active!("child_without_a_pin") {
-        put_pin(engine, parent.head.root.volume, &root).await?;
+        write_pin(engine, pin.clone(), volume, &root).await?;
     }
     let standing = match read_any_root(engine, &parent.head.root.name).await {
         Ok(standing) => standing,
         Err(error) => {
-            drop_pin(engine, parent.head.root.volume, root.volume).await;
+            remove_pin(engine, pin).await;
             return Err(error);
         }
     };
     if !is_unmoved(&standing, &parent.head) && !canary::active!("no_look_after_the_pin") {
-        drop_pin(engine, parent.head.root.volume, root.volume).await;
+        remove_pin(engine, pin).await;
         return Ok(Outcome::Moved(Box::new(standing)));
     }
     match create_root(engine, root.clone()).await {
         Ok(_) => Ok(Outcome::Made(Box::new(root))),
         Err(error) => {
             if matches!(error, OpenError::Exists(_)) {
-                drop_pin(engine, parent.head.root.volume, root.volume).await;
+                remove_pin(engine, pin).await;
             }
             Err(error)
         }
@@ -123,6 +131,7 @@ pub(in crate::store) fn child_root(
             block: from.block,
         },
     );
+    root.volume = spec.id.unwrap_or(root.volume);
     root.lsn = parent.lsn;
     if !canary::active!("snapshot_is_taken_when_stored") {
         root.unix_ms = parent.unix_ms;

@@ -11,7 +11,7 @@ use std::task::Poll;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::request::points::POINTS_MAX;
+use crate::request::points::{POINTS_MAX, Points};
 use crate::request::tail::{Status, Tail};
 use crate::store::flow;
 use crate::units::Lsn;
@@ -38,10 +38,24 @@ impl HeldPoint {
     /// # Errors
     /// If it is not served, or has too many points already.
     pub(super) async fn take(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
+        HeldPoint::take_unless(tail, Points::is_fold_next).await
+    }
+
+    /// The same; where there are too many, waits for its turn.
+    pub(super) async fn take_in_turn(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
+        HeldPoint::take_unless(tail, |points| points.is_fold_next() || points.is_full()).await
+    }
+
+    async fn take_unless(
+        tail: &Arc<Tail>,
+        must_wait: impl Fn(&Points) -> bool,
+    ) -> Result<HeldPoint, OpenError> {
         let take = || {
             let inner = tail.lock();
-            let waits = inner.status == Status::Live && inner.points.is_fold_next();
+            let waits = inner.status == Status::Live && must_wait(&inner.points);
             drop(inner);
+            // While the store fails no fold begins, and no point is given up.
+            let waits = waits && tail.upload.store_failure().is_none();
             (!waits).then(|| HeldPoint::take_now(tail))
         };
         tail.upload.changed.wait_until(take).await
@@ -84,11 +98,6 @@ impl HeldPoint {
             Poll::Pending
         })
         .await
-    }
-
-    /// The point's tail.
-    pub(super) fn tail(&self) -> &Arc<Tail> {
-        &self.tail
     }
 }
 

@@ -17,6 +17,7 @@ use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
 use crate::store::forks::held_point::HeldPoint;
 use crate::store::host_log::log_procedures::stop_host;
 use crate::store::open::endings::end;
+use crate::units::Lsn;
 
 /// Creates a child; ends when the store has it.
 pub(super) async fn make_child(
@@ -28,7 +29,32 @@ pub(super) async fn make_child(
     let unix_ms = engine.jobs.now().unix_ms;
     point.wait_stored(engine).await?;
     let _turn = tail.upload.turn.take().await;
-    let parent = state_at(engine, &point, unix_ms)?;
+    let at = PointInTime {
+        lsn: point.lsn,
+        bytes: point.bytes,
+        unix_ms,
+    };
+    create_at(engine, tail, at, spec).await
+}
+
+/// A point in a volume's history.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PointInTime {
+    pub(super) lsn: Lsn,
+    /// The volume's size at the point.
+    pub(super) bytes: u64,
+    /// When it was taken, in milliseconds since 1970.
+    pub(super) unix_ms: u64,
+}
+
+/// Creates a child at a point that is held, of which the store has everything. Called during a turn at the root.
+pub(super) async fn create_at(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    at: PointInTime,
+    spec: &ChildSpec,
+) -> Result<Root, OpenError> {
+    let parent = state_at(engine, tail, at)?;
     let outcome = put_child(engine, &parent, spec).await;
     let outcome = outcome.map_err(|error| match error {
         OpenError::NoSuchVolume(name) => OpenError::RootMissing(name),
@@ -80,9 +106,8 @@ async fn on_foreign_root(
     }
 }
 
-/// The volume's state at the point, of which the store has everything. Called during a turn at the root.
-fn state_at(engine: &Engine, point: &HeldPoint, unix_ms: u64) -> Result<ParentState, OpenError> {
-    let tail = point.tail();
+/// The volume's state at the point.
+fn state_at(engine: &Engine, tail: &Tail, at: PointInTime) -> Result<ParentState, OpenError> {
     let closed = || OpenError::Busy(tail.name().to_owned());
     if tail.lock().status != Status::Live {
         return Err(closed());
@@ -96,8 +121,8 @@ fn state_at(engine: &Engine, point: &HeldPoint, unix_ms: u64) -> Result<ParentSt
         head,
         beyond,
         sessions,
-        lsn: point.lsn,
-        bytes: point.bytes,
-        unix_ms,
+        lsn: at.lsn,
+        bytes: at.bytes,
+        unix_ms: at.unix_ms,
     })
 }

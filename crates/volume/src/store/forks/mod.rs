@@ -3,16 +3,22 @@
 //! A snapshot is a closed volume of its own that nobody writes to; a fork is one that anybody may open. Both
 //! share the objects of the state that they begin with, by name. [`live_parent`] takes that state from a volume
 //! that is served here, [`stored_parent`] from any other; [`child`] creates the child from what the store has
-//! then. [`restore`] sets a volume back to a snapshot, [`open_snapshot`] serves one. Readers never need the
+//! then. A snapshot of a volume that is live here can be in the log first: [`keep`] puts it there, [`kept_snapshots`] knows
+//! it, and [`store_kept`] brings it to the store. [`restore`] sets a volume back to a snapshot, [`open_snapshot`] serves one. Readers never need the
 //! parent: a root names all that it needs.
 
 pub(in crate::store) mod child;
+pub(crate) mod due_snapshots;
 mod held_point;
+mod keep;
+pub(crate) mod kept_snapshots;
+pub(crate) mod known_names;
 mod live_parent;
 pub(crate) mod open_snapshot;
 pub(crate) mod restore;
 pub(crate) mod snapshot_list;
 pub(in crate::store) mod snapshot_roots;
+pub(crate) mod store_kept;
 mod stored_parent;
 
 use std::sync::Arc;
@@ -35,18 +41,46 @@ use crate::store::roots::checks::wait_checked;
 use crate::store::roots::{read_any_root, read_root, unusable_root_error};
 use crate::units::VolumeId;
 
-/// Makes a snapshot `VOLUME@SNAPSHOT` of the volume's present state. Ends when the store has it.
+/// What has a new snapshot when the call that makes it ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The log of the host that has the volume open: the snapshot is as durable as a FLUSH, and goes to the store by
+    /// itself. Of a volume that is not open here, the store.
+    #[default]
+    Log,
+    /// The store. If that fails, nothing was made.
+    Store,
+}
+
+/// Makes a snapshot `VOLUME@SNAPSHOT` of the volume's present state.
 pub(crate) async fn create_snapshot(
     engine: &Arc<Engine>,
     name: &str,
     labels: Labels,
+    durability: Durability,
 ) -> Result<SnapshotInfo, OpenError> {
     let (volume, _) = check_snapshot_name(name)?;
     check_labels(&labels)?;
     let _busy = lock_snapshot(engine, volume, name)?;
+    kept_snapshots::check_not_kept(engine, name)?;
+    if durability == Durability::Log {
+        engine.host_log.check_not_stopped()?;
+        if let Some(tail) = served_tail(engine, volume) {
+            wait_checked(&tail).await?;
+        }
+        if let Some(tail) = live_tail(engine, volume)
+            && let Some(info) = keep::take(engine, &tail, (name, labels.clone())).await?
+        {
+            return Ok(info);
+        }
+    }
+    if let Some(tail) = served_tail(engine, volume) {
+        tail.snapshot_names.add(name);
+    }
     let spec = ChildSpec {
         name: name.to_owned(),
         labels: Some(labels),
+        id: None,
     };
     let (root, _) = make_child(engine, volume, &spec).await?;
     Ok(SnapshotInfo::of(&root))
@@ -73,9 +107,11 @@ pub(crate) async fn fork(
         false => check_name(parent)?,
     }
     let _busy = lock_point(engine, name)?;
+    kept_snapshots::wait_in_store(engine, parent).await?;
     let spec = ChildSpec {
         name: name.to_owned(),
         labels: None,
+        id: None,
     };
     let (root, parent_holder) = make_child(engine, parent, &spec).await?;
     Ok(Fork {
@@ -158,7 +194,11 @@ pub(in crate::store) async fn delete_snapshot_of(
     id: Option<VolumeId>,
 ) -> Result<(), OpenError> {
     check_snapshot_name(name)?;
+    kept_snapshots::wait_if_sent(engine, name).await?;
     let _busy = lock_point(engine, name)?;
+    if keep::delete(engine, name, id).await? {
+        return Ok(());
+    }
     if open_snapshot::find(engine, name).is_some()
         && !canary::active!("attached_snapshot_is_deleted")
     {

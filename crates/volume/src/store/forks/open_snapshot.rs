@@ -22,6 +22,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::catalog::name_locks::lock_point;
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::fold::index_blocks;
+use crate::store::forks::kept_snapshots;
 use crate::store::forks::restore::read_snapshot;
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::open::dormant_tail;
@@ -36,6 +37,7 @@ pub(super) fn find(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
 /// Opens a snapshot to be read. Any number of hosts may have it open.
 pub(crate) async fn open(engine: &Arc<Engine>, name: &str) -> Result<Volume, OpenError> {
     check_snapshot_name(name)?;
+    kept_snapshots::wait_in_store(engine, name).await?;
     let _busy = lock_point(engine, name)?;
     if find(engine, name).is_some() {
         return Err(OpenError::InUse(name.to_owned()));
@@ -77,6 +79,7 @@ fn tail_of(head: KnownRoot, index: Index) -> Tail {
         is_unbroken: false,
         newest: root.lsn,
         layers: Vec::new(),
+        snapshots: Vec::new(),
     };
     let (size, lsn) = (root.size(), root.lsn);
     let tail = dormant_tail(id, none);

@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::log::snapshot_record::SnapshotRecord;
 use crate::object::SNAPSHOT_SIGN;
 use crate::object::extensions::Labels;
 use crate::object::root::Root;
 use crate::store::catalog::volume_spec::check_name;
+use crate::store::forks::kept_snapshots::kept_of;
 use crate::store::forks::snapshot_roots::snapshot_roots;
 use crate::store::roots::read_any_root;
 use crate::store::trash::entries::is_in_trash;
@@ -36,6 +38,8 @@ pub struct SnapshotInfo {
     pub unix_ms: u64,
     /// Its labels.
     pub labels: Labels,
+    /// The store has it; otherwise only the log of this host, yet.
+    pub is_stored: bool,
 }
 
 impl SnapshotInfo {
@@ -48,6 +52,21 @@ impl SnapshotInfo {
             lsn: root.lsn,
             unix_ms: root.unix_ms,
             labels: root.labels().unwrap_or_default(),
+            is_stored: true,
+        }
+    }
+
+    /// One of the volume `of` that the log keeps.
+    pub(super) fn of_kept(of: VolumeId, record: &SnapshotRecord) -> SnapshotInfo {
+        SnapshotInfo {
+            name: record.name.clone(),
+            id: record.id,
+            of: Some(of),
+            bytes: record.bytes,
+            lsn: record.lsn,
+            unix_ms: record.unix_ms,
+            labels: record.labels.clone(),
+            is_stored: false,
         }
     }
 }
@@ -102,12 +121,20 @@ pub(crate) async fn list_snapshots(
     volume: &str,
 ) -> Result<Vec<SnapshotInfo>, OpenError> {
     check_name(volume)?;
+    // Before the store is asked: one that has its root meanwhile is found there.
+    let kept = kept_of(engine, volume);
     let roots = snapshot_roots(engine, volume).await?;
     let found = roots.iter().map(|head| SnapshotInfo::of(&head.root));
     let mut found: Vec<SnapshotInfo> = found.collect();
     let parents: BTreeSet<VolumeId> = found.iter().filter_map(|info| info.of).collect();
     for parent in hidden(engine, volume, parents).await? {
         found.retain(|info| info.of != Some(parent));
+    }
+    for (tail, kept) in kept {
+        let is_listed = found.iter().any(|info| info.id == kept.record.id);
+        if kept.is_durable && !is_listed {
+            found.push(SnapshotInfo::of_kept(tail.id().volume, &kept.record));
+        }
     }
     sort_by_age(&mut found);
     Ok(found)

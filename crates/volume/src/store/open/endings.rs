@@ -116,6 +116,7 @@ pub(in crate::store) fn note_end(engine: &Arc<Engine>, tail: &Tail, error: &Open
     if !is_anothers || is_mute || canary::active!("next_start_forgets_the_fence") {
         return;
     }
+    tail.report_lost_snapshots();
     tail.mark_rescue();
     let record = Record::Tail(tail.record());
     engine.committer().record(engine, record);

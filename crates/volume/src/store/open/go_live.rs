@@ -129,6 +129,7 @@ pub(in crate::store) async fn go_live(
     // The age of these commits is not known, and this process may live as shortly as the one before.
     tail.upload.request_now(tail.newest());
     flow::start(engine, tail);
+    engine.due_snapshots.add_all(tail);
     let shared = || (Arc::clone(engine), Arc::clone(tail));
     let (folding, loading) = (shared(), shared());
     engine.jobs.spawn(fold::run(folding.0, folding.1));

@@ -38,7 +38,7 @@ use crate::map::layers::Layers;
 use crate::object::root::Root;
 use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
-use crate::request::points::Points;
+use crate::request::points::{KeptSnapshot, Points};
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::CommitAges;
 use crate::store::catalog::name_locks::NameLock;
@@ -79,6 +79,15 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         .sum();
     let mut layers = Layers::default();
     layers.frozen = found.layers;
+    let mut points = Points::default();
+    for record in found.snapshots {
+        points.keep(KeptSnapshot {
+            record,
+            is_durable: true,
+            may_be_stored: true,
+            failure: None,
+        });
+    }
     let inner = Inner {
         status: Status::Dormant,
         geometry: Geometry {
@@ -94,7 +103,7 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         reserved: 0,
         ring: None,
         cut: Lsn::ZERO,
-        points: Points::default(),
+        points,
         merged: Lsn::ZERO,
         small_top_due_ns: 0,
         slice_bytes: u64::MAX,
@@ -153,6 +162,7 @@ async fn open_named(engine: &Arc<Engine>, name: &str, mode: OpenMode) -> Result<
                 is_unbroken: false,
                 newest: root.lsn,
                 layers: Vec::new(),
+                snapshots: Vec::new(),
             };
             Arc::new(dormant_tail(id, none))
         }
@@ -414,6 +424,7 @@ fn keep_for_rescue(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     } else if tail.lock().layers.dirty_extents() == 0 {
         discard_tail(engine, tail);
     } else if !tail.is_rescue() {
+        tail.report_lost_snapshots();
         tracing::warn!(
             volume = tail.name(),
             newest = tail.newest().0,
@@ -447,12 +458,16 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
     wait_checked(tail).await?;
     let _busy = NameLock::take(engine, tail.name())?;
     flow::wait_stored(engine, tail, tail.newest()).await?;
+    flow::wait_snapshots_stored(tail).await?;
     // Even with everything stored: a copy of this host may be in use.
     engine.host_log.check_not_stopped()?;
     {
         let mut inner = tail.lock();
         if inner.newest > tail.stored_lsn() {
             return Err(OpenError::InUse(tail.name().to_owned()));
+        }
+        if !inner.points.kept().is_empty() {
+            return Err(OpenError::Busy(tail.name().to_owned()));
         }
         inner.status = Status::Closed;
     }
@@ -512,6 +527,7 @@ async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenErr
 
 /// Takes a tail out of the log that holds nothing the store lacks.
 pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
+    tail.report_lost_snapshots();
     let stale = tail.lock().layers.clear();
     for (addr, sectors, clean) in stale {
         if clean {

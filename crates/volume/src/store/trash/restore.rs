@@ -149,6 +149,7 @@ async fn put_fork(engine: &Arc<Engine>, entry: &TrashEntry, name: &str) -> Resul
     let spec = ChildSpec {
         name: name.to_owned(),
         labels: None,
+        id: None,
     };
     let root = child_root(engine, &state_of(&entry.head), &spec)?;
     put_pin(engine, entry.volume(), &root).await?;
@@ -178,6 +179,7 @@ async fn copy_snapshot(
     let spec = ChildSpec {
         name: snapshot_name(name, snapshot),
         labels: Some(snapshot.root.labels().unwrap_or_default()),
+        id: None,
     };
     match put_child(engine, &state_of(snapshot), &spec).await? {
         Outcome::Made(_) => Ok(()),

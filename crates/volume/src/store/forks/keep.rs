@@ -1,0 +1,146 @@
+//! Takes a snapshot into the log (S6): as durable as a FLUSH when this ends.
+//!
+//! The top layer is frozen and a frame of the log records the snapshot. The store is asked for nothing but, once in a
+//! hold, the names that are taken. From that frame on the snapshot survives what a FLUSH survives: its point is held
+//! until it has a root in the store, in this process or a later one, however long the store is away. It must never
+//! be given up because the store fails. It is lost only with the log, or when another host goes on with the volume.
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::log::frame::Record;
+use crate::log::snapshot_record::SnapshotRecord;
+use crate::object::extensions::Labels;
+use crate::object::{snapshot_of_root_key, snapshots_of};
+use crate::request::points::KeptSnapshot;
+use crate::request::tail::{Status, Tail};
+use crate::store::forks::child::check_free;
+use crate::store::forks::held_point::HeldPoint;
+use crate::store::forks::kept_snapshots::find_named;
+use crate::store::forks::snapshot_list::SnapshotInfo;
+use crate::store::open::endings::end_reason;
+use crate::store::roots::list_keys;
+use crate::sync::atomic::Ordering;
+use crate::units::VolumeId;
+
+/// The part of a journal half that records of snapshots may take.
+const JOURNAL_PART: u64 = 16;
+
+/// Takes a snapshot of the volume as it is now; durable when this ends. `None`: the log has no place for it, so the
+/// caller must wait for the store.
+pub(super) async fn take(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    (name, labels): (&str, Labels),
+) -> Result<Option<SnapshotInfo>, OpenError> {
+    if engine.poisoned.load(Ordering::Acquire) || !has_room(engine) {
+        return Ok(None);
+    }
+    check_name_is_free(engine, tail, name).await?;
+    let point = HeldPoint::take_in_turn(tail).await?;
+    let record = SnapshotRecord {
+        id: engine.next_volume_id(),
+        name: name.to_owned(),
+        lsn: point.lsn,
+        bytes: point.bytes,
+        unix_ms: engine.jobs.now().unix_ms,
+        labels,
+    };
+    tail.lock().points.keep(KeptSnapshot {
+        record: record.clone(),
+        is_durable: false,
+        may_be_stored: false,
+        failure: None,
+    });
+    if !record_durably(engine, tail, &record).await {
+        tail.lock().points.forget(record.id);
+        return Err(OpenError::Poisoned);
+    }
+    let status = {
+        let mut inner = tail.lock();
+        if let Some(kept) = inner.points.find_kept(record.id) {
+            kept.is_durable = true;
+        }
+        inner.status
+    };
+    if status != Status::Live {
+        return Err(end_reason(tail, status));
+    }
+    engine.due_snapshots.add(tail, record.id);
+    Ok(Some(SnapshotInfo::of_kept(tail.id().volume, &record)))
+}
+
+/// Has a frame name the snapshot. False if the log is poisoned.
+async fn record_durably(engine: &Arc<Engine>, tail: &Arc<Tail>, record: &SnapshotRecord) -> bool {
+    let note = Record::Snapshot {
+        tail: tail.id(),
+        snapshot: record.clone(),
+    };
+    let round = engine.committer().note_record(engine, note);
+    if canary::active!("snapshot_is_acknowledged_before_its_frame") {
+        return true;
+    }
+    engine.committer().durable(engine, round).await
+}
+
+/// Whether the records of all snapshots that the log keeps leave the journal its room.
+fn has_room(engine: &Engine) -> bool {
+    let kept = engine.tails().into_iter().map(|tail| {
+        let inner = tail.lock();
+        let kept = inner.points.kept().iter();
+        kept.map(|kept| kept.record.encoded_bytes()).sum::<u64>()
+    });
+    kept.sum::<u64>() < engine.layout.half_bytes / JOURNAL_PART
+}
+
+/// Refuses a name that is taken.
+async fn check_name_is_free(engine: &Engine, tail: &Tail, name: &str) -> Result<(), OpenError> {
+    if tail.snapshot_names.is_free(name).is_none() {
+        let keys = list_keys(engine, &snapshots_of(tail.name())).await?;
+        let names: Vec<String> = keys
+            .iter()
+            .filter_map(|key| snapshot_of_root_key(key))
+            .collect();
+        tail.snapshot_names
+            .complete(names.iter().map(String::as_str));
+    }
+    if tail.snapshot_names.is_free(name) != Some(true) {
+        check_free(engine, name).await?;
+    }
+    tail.snapshot_names.add(name);
+    Ok(())
+}
+
+/// Deletes the snapshot of this name if only the log has it; false if the store has it, or may have it, by then. The
+/// caller holds the lock of the name.
+pub(super) async fn delete(
+    engine: &Arc<Engine>,
+    name: &str,
+    id: Option<VolumeId>,
+) -> Result<bool, OpenError> {
+    let Some((tail, kept)) = find_named(engine, name) else {
+        return Ok(false);
+    };
+    if id.is_some_and(|id| id != kept.record.id) {
+        return Err(OpenError::NoSuchSnapshot(name.to_owned()));
+    }
+    {
+        let mut inner = tail.lock();
+        match inner.points.find_kept(kept.record.id) {
+            Some(kept) if kept.may_be_stored => return Err(OpenError::Busy(name.to_owned())),
+            Some(_) => inner.points.forget(kept.record.id),
+            None => return Ok(false),
+        };
+    }
+    tail.upload.wake_all();
+    let removed = Record::SnapshotRemoved {
+        tail: tail.id(),
+        snapshot: kept.record.id,
+    };
+    let round = engine.committer().note_record(engine, removed);
+    match engine.committer().durable(engine, round).await {
+        true => Ok(true),
+        false => Err(OpenError::Poisoned),
+    }
+}
