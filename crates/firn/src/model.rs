@@ -10,6 +10,7 @@ mod volume;
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Role;
@@ -161,6 +162,19 @@ pub(crate) struct CreateSnapshot {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) wait: SnapshotWait,
+}
+
+/// What has a new snapshot when it is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SnapshotWait {
+    /// The log of this host: it is as durable as a flush, and goes to the store by itself
+    #[default]
+    Log,
+    /// The store
+    Store,
 }
 
 /// Answer to `GET /v1/volumes/{name}/snapshots`: the oldest first.
@@ -183,6 +197,8 @@ pub(crate) struct Snapshot {
     pub(crate) lsn: u64,
     pub(crate) taken_unix_ms: u64,
     pub(crate) labels: BTreeMap<String, String>,
+    /// The store has it; otherwise only the log of this host, yet.
+    pub(crate) stored: bool,
     /// Where it is reached: its disk, or an NBD URI; only for one that is attached here.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) attached: Option<String>,

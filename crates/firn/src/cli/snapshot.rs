@@ -12,11 +12,12 @@ use crate::units::Size;
 pub(crate) fn snapshot(api: &ApiArgs, json: bool, command: &SnapshotCommand) -> Result<()> {
     let client = Client::new(api)?;
     match command {
-        SnapshotCommand::Create { name, labels } => {
+        SnapshotCommand::Create { name, labels, wait } => {
             let (volume, snapshot) = split(name);
             let asked = CreateSnapshot {
                 name: snapshot.to_owned(),
                 labels: labels.iter().cloned().collect(),
+                wait: *wait,
             };
             let path = format!("{}/snapshots", volume_path(volume));
             let created: Snapshot = client
@@ -82,13 +83,16 @@ fn print_list(list: &SnapshotList) -> Result<()> {
             Size(snapshot.size_bytes).to_string(),
             snapshot.lsn.to_string(),
             age_of(snapshot.taken_unix_ms),
+            if snapshot.stored { "yes" } else { "not yet" }.to_owned(),
             snapshot.attached.clone().unwrap_or_default(),
             labels.join(" "),
         ]
     };
     let rows: Vec<Vec<String>> = list.snapshots.iter().map(row).collect();
     output::table(
-        &["SNAPSHOT", "SIZE", "LSN", "AGE", "ATTACHED", "LABELS"],
+        &[
+            "SNAPSHOT", "SIZE", "LSN", "AGE", "STORED", "ATTACHED", "LABELS",
+        ],
         &rows,
     )
 }

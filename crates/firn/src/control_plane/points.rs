@@ -9,11 +9,14 @@ use volume::{Durability, OpenMode, SnapshotInfo};
 use crate::control_plane::ControlPlane;
 use crate::control_plane::schedules::check_labels;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{CreateSnapshot, ForkVolume, Forked, Restored, Snapshot, SnapshotList};
+use crate::model::{
+    CreateSnapshot, ForkVolume, Forked, Restored, Snapshot, SnapshotList, SnapshotWait,
+};
 
 fn describe(info: SnapshotInfo) -> Snapshot {
     Snapshot {
         attached: None,
+        stored: info.is_stored,
         name: info.name,
         id: info.id.to_string(),
         volume_id: info.of.map(|volume| volume.to_string()),
@@ -42,8 +45,11 @@ impl ControlPlane {
     ) -> Result<Snapshot> {
         let name = format!("{volume}@{}", request.name);
         let labels = request.labels.into_iter().collect();
-        let created = self.host.create_snapshot(&name, labels, Durability::Store);
-        let created = created.await;
+        let durability = match request.wait {
+            SnapshotWait::Log => Durability::Log,
+            SnapshotWait::Store => Durability::Store,
+        };
+        let created = self.host.create_snapshot(&name, labels, durability).await;
         created.map(describe).map_err(Failure::from)
     }
 

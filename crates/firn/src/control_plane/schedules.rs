@@ -15,7 +15,7 @@ use super::{ControlPlane, attach};
 use crate::cli::args::SnapshotSchedule;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::OpenVolume;
-use crate::model::{CreateSnapshot, Snapshot};
+use crate::model::{CreateSnapshot, Snapshot, SnapshotWait};
 
 /// The label of a snapshot that a schedule took; its value is the schedule's name. Nobody else may give it.
 const LABEL: &str = "schedule";
@@ -256,6 +256,7 @@ impl ControlPlane {
         let request = CreateSnapshot {
             name: snapshot_name(&schedule.name(), now_ms),
             labels: [(LABEL.to_owned(), schedule.name())].into(),
+            wait: SnapshotWait::Log,
         };
         let taken = self.take_snapshot(&open.info.name, request).await?;
         self.schedules.taken.fetch_add(1, Ordering::Relaxed);
@@ -358,6 +359,7 @@ mod tests {
             lsn,
             taken_unix_ms,
             labels: BTreeMap::new(),
+            stored: true,
             attached: None,
         };
         let own = vec![snapshot(30, 5), snapshot(10, 99), snapshot(20, 50)];

@@ -1,6 +1,7 @@
 //! Volumes branched under load with the real binary: each snapshot and fork is one moment of the history,
 //! and what becomes of one is never seen in another.
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde_json::{Value, json};
@@ -65,6 +66,44 @@ fn snapshots(world: &World, server: &Server) -> Vec<String> {
     let snapshots = listed["snapshots"].as_array().unwrap().iter();
     let name = |snapshot: &Value| snapshot["name"].as_str().unwrap().to_owned();
     snapshots.map(name).collect()
+}
+
+#[test]
+fn a_snapshot_is_taken_while_the_store_is_away_and_survives_a_kill_until_the_store_has_it() {
+    let world = World::new();
+    let serve = || world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "200ms"]);
+    let server = serve();
+    let mut client = server.connect("demo");
+    client.write(0, &[1; BLOCK]).unwrap();
+    let create = |server: &Server, more: &[&str]| {
+        let args = [&["snapshot", "create"], more].concat();
+        world.expect_success(server, &args)
+    };
+    // With it the server learns which names are free.
+    create(&server, &["demo@stored", "--wait", "store"]);
+    let is_stored = |server: &Server, name: &str| {
+        let listed = world.expect_success(server, &["snapshot", "list", "demo", "--json"]);
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        let mut all = listed["snapshots"].as_array().unwrap().iter();
+        let one = all.find(|snapshot| snapshot["name"] == name);
+        one.unwrap_or_else(|| panic!("no {name}: {listed}"))["stored"] == true
+    };
+    assert!(is_stored(&server, "demo@stored"));
+    create(&server, &["demo@first"]);
+    eventually("it is in the store", || is_stored(&server, "demo@first"));
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    client.write(0, &[2; BLOCK]).unwrap();
+    assert_eq!(create(&server, &["demo@away"]).trim(), "demo@away");
+    client.write(0, &[3; BLOCK]).unwrap();
+    drop(client);
+    server.kill();
+    fs::rename(world.path("away"), world.path("store")).unwrap();
+    let server = serve();
+    eventually("it is in the store", || is_stored(&server, "demo@away"));
+    world.expect_success(&server, &["fork", "demo@away", "was"]);
+    world.expect_success(&server, &["attach", "was", "--transport", "nbd"]);
+    assert_eq!(server.connect("was").read(0, BLOCK).unwrap(), [2; BLOCK]);
+    assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), [3; BLOCK]);
 }
 
 #[test]

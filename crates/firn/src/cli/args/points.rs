@@ -3,10 +3,13 @@
 use clap::{Args, Subcommand};
 
 use super::volume::volume_name;
+use crate::model::SnapshotWait;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
-    /// Take a snapshot of a volume as it is now, while it is written to. Returns when the store has it.
+    /// Take a snapshot of a volume as it is now, while it is written to. Returns when the log of the server's host has
+    /// it: it is as durable as a FLUSH then, and goes to the store by itself. Of a volume that is not open there, and
+    /// with --wait store, when the store has it.
     Create {
         /// The volume, and a name for the snapshot.
         #[arg(value_name = "VOLUME@SNAPSHOT", value_parser = snapshot_name)]
@@ -14,6 +17,9 @@ pub(crate) enum SnapshotCommand {
         /// Mark it; may be given several times.
         #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
         labels: Vec<(String, String)>,
+        /// What has the snapshot when this returns.
+        #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+        wait: SnapshotWait,
     },
     /// List the snapshots of a volume, the oldest first.
     List {

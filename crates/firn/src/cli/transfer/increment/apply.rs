@@ -17,7 +17,9 @@ use crate::cli::client::{Client, volume_path};
 use crate::cli::volume_io::{Connection, Undo, connect, detach, failed};
 use crate::cli::{diff, output, sync, trash};
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{CreateSnapshot, CreateVolume, ResizeRequest, Restored, Snapshot, Volume};
+use crate::model::{
+    CreateSnapshot, CreateVolume, ResizeRequest, Restored, Snapshot, SnapshotWait, Volume,
+};
 use crate::units::{ApproximateSize, Size};
 
 /// How much of a volume a request zeroes at once.
@@ -337,6 +339,7 @@ fn take_snapshot(client: &Client, name: &str, header: &IncrementHeader) -> Resul
     let asked = CreateSnapshot {
         name: snapshot.to_owned(),
         labels: [(COPY_OF.to_owned(), header.point.id.to_string())].into(),
+        wait: SnapshotWait::Store,
     };
     let path = format!("{}/snapshots", volume_path(name));
     client.post::<Snapshot>(&path, &asked).map(drop)
