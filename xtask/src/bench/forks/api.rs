@@ -54,9 +54,15 @@ impl Api {
         Ok(took)
     }
 
-    pub(super) fn snapshot(&self, volume: &str, name: &str) -> Result<Duration, Failure> {
+    /// A snapshot, and what is to have it when the call ends: `log` or `store`.
+    pub(super) fn snapshot(
+        &self,
+        volume: &str,
+        name: &str,
+        wait: &str,
+    ) -> Result<Duration, Failure> {
         let path = format!("/v1/volumes/{volume}/snapshots");
-        self.post(&path, &json!({"name": name}))
+        self.post(&path, &json!({"name": name, "wait": wait}))
     }
 
     /// A fork of a volume or, as `VOLUME@SNAPSHOT`, of a snapshot.

@@ -22,20 +22,37 @@ const QUIET: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Snapshot,
+    /// One that waits for the store.
+    StoredSnapshot,
     Fork,
 }
+
+const CALLS: [Call; 3] = [Call::Snapshot, Call::StoredSnapshot, Call::Fork];
+/// What goes on behind a snapshot ends within this time.
+const PAUSE: Duration = Duration::from_millis(500);
 
 impl Call {
     fn name(self) -> &'static str {
         match self {
             Call::Snapshot => "snapshot",
+            Call::StoredSnapshot => "snapshot, wait=store",
+            Call::Fork => "fork",
+        }
+    }
+
+    /// What names of its snapshots and forks begin with.
+    fn prefix(self) -> &'static str {
+        match self {
+            Call::Snapshot => "kept",
+            Call::StoredSnapshot => "stored",
             Call::Fork => "fork",
         }
     }
 
     fn make(self, api: &Api, name: &str) -> Result<Duration, Failure> {
         match self {
-            Call::Snapshot => api.snapshot(PARENT, name),
+            Call::Snapshot => api.snapshot(PARENT, name, "log"),
+            Call::StoredSnapshot => api.snapshot(PARENT, name, "store"),
             Call::Fork => api.fork(PARENT, name),
         }
     }
@@ -60,13 +77,17 @@ pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failu
         "| | idle, ms: median | most | store requests | beside 4k writes, ms: median | most | FLUSH there | \
          longest request with one | without |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     );
-    for call in [Call::Snapshot, Call::Fork] {
-        let idle: Vec<Duration> = (0..arguments.rounds)
-            .map(|round| call.make(&api, &format!("idle-{}-{round}", call.name())))
-            .collect::<Result<_, _>>()?;
+    for call in CALLS {
+        // The first one of a hold asks the store which names are taken.
+        call.make(&api, &format!("first-{}", call.prefix()))?;
+        let mut idle = Vec::new();
+        for round in 0..arguments.rounds {
+            thread::sleep(PAUSE);
+            idle.push(call.make(&api, &format!("idle-{}-{round}", call.prefix()))?);
+        }
         let requests = count_requests(rig, || {
-            call.make(&api, &format!("counted-{}", call.name()))
-                .map(drop)
+            let name = format!("counted-{}", call.prefix());
+            call.make(&api, &name).map(drop)
         })?;
         let loaded = under_load(&server, &api, call, arguments.rounds)?;
         println!(
@@ -91,18 +112,20 @@ fn dirty(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failure> {
     let server = serve(rig, "dirty", "1h")?;
     let api = Api::of(&server)?;
     let mut connection = server.connect(PARENT)?;
-    for call in [Call::Snapshot, Call::Fork] {
+    api.snapshot(PARENT, "first", "store")?;
+    for call in CALLS {
         connection.run(
             sequential_writes(),
             LoadEnd::Bytes(arguments.dirty_mib << 20),
         )?;
-        let took = call.make(&api, &format!("dirty-{}", call.name()))?;
+        let took = call.make(&api, &format!("dirty-{}", call.prefix()))?;
         println!(
             "\nA {} with {} MiB that the store lacks: {:.0} ms",
             call.name(),
             arguments.dirty_mib,
             took.as_secs_f64() * 1e3
         );
+        server.sync(PARENT)?;
     }
     Ok(())
 }
@@ -185,7 +208,7 @@ fn calls(
         thread::sleep(until.saturating_duration_since(Instant::now()));
         notes.begin(2 * round + 1);
         let until = Instant::now() + PERIOD;
-        let name = format!("loaded-{}-{round}", call.name());
+        let name = format!("loaded-{}-{round}", call.prefix());
         found.calls.push(call.make(api, &name)?);
         thread::sleep(until.saturating_duration_since(Instant::now()));
         found.longest_without.push(notes.longest(2 * round));

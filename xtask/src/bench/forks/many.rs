@@ -24,7 +24,7 @@ pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failu
     };
     connection.run(fill, LoadEnd::Bytes(PARENT_HAS_BYTES))?;
     server.sync(PARENT)?;
-    api.snapshot(PARENT, "base")?;
+    api.snapshot(PARENT, "base", "store")?;
     let snapshot = format!("{PARENT}@base");
     let before = server.resident_bytes()?;
     rig.proxy.take_traffic();
