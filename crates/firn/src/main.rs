@@ -85,6 +85,7 @@ fn run(cli: Cli) -> Result<()> {
             cli::attach(&cli.api, cli.json, &args, &request)
         }
         Command::Detach(args) => cli::detach(&cli.api, &args),
+        Command::Move(args) => cli::move_volume(&cli.api, cli.json, &args),
         Command::Sync { which, patience } => cli::sync(&cli.api, cli.json, &which.name, patience),
         Command::Snapshot(command) => cli::snapshot(&cli.api, cli.json, &command),
         Command::Fork(args) => cli::fork(&cli.api, cli.json, &args),

@@ -21,6 +21,7 @@ mod health;
 mod images;
 mod increments;
 mod latency;
+mod moves;
 mod network_store;
 mod page;
 mod removed_objects;

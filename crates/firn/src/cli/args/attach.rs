@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::points::volume_or_snapshot_name;
-use super::volume::Patience;
+use super::volume::{Patience, volume_name};
 use crate::failure::Failure;
 use crate::model::{AttachRequest, DataMode, TransportChoice};
 use crate::units::TimeSpan;
@@ -122,6 +122,25 @@ impl AttachArgs {
         request.validate()?;
         Ok(request)
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MoveArgs {
+    /// The volume, which is open on the server that --api names.
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    pub(crate) name: String,
+    /// Address of the API of the server that is to have it. Both use the same store.
+    #[arg(long, value_name = "unix:PATH|ADDR")]
+    pub(crate) to: String,
+    /// File with the token for that server, if it is reached over TCP.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) to_token_file: Option<PathBuf>,
+    /// How to attach it there. [default: as it is attached here]
+    #[arg(long, value_enum)]
+    pub(crate) transport: Option<TransportChoice>,
+    /// Move it even if it is mounted or has clients here: their connections end, and requests of a disk fail.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

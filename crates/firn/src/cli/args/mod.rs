@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem};
+pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem, MoveArgs};
 pub(crate) use bench::{BenchArgs, Pattern};
 pub(crate) use check::CheckArgs;
 pub(crate) use diff::DiffArgs;
@@ -105,6 +105,15 @@ pub(crate) enum Command {
     /// Detach a volume: remove its disk, close its NBD connections, upload what the store lacks,
     /// and release it, so that another host may open it.
     Detach(DetachArgs),
+    /// Move a volume to another server of the same store.
+    #[command(
+        after_help = "What was written is uploaded first, while clients go on; then the volume is detached here and \
+        attached there, as it was attached here. The device or the URI there is printed on standard output, and for \
+        how long no server had the volume on standard error. If it cannot be attached there, it is attached here \
+        again. NBD clients connect anew, at the other address:\n  \
+        firn move demo --to 10.0.0.2:7000 --to-token-file there.token --force"
+    )]
+    Move(MoveArgs),
     /// Upload everything that was written to a volume so far, and wait until it is in the object
     /// store.
     #[command(after_help = "In a script that must not hang:\n  \
