@@ -4,11 +4,12 @@
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 use blkmq::io::Op;
-use volume::OpenMode;
 use volume::object::root_key;
+use volume::{OpenMode, Options};
 
 use crate::support::hosts::{other_host, with_closed_volume};
-use crate::support::{Environment, World};
+use crate::support::points::gc;
+use crate::support::{Environment, World, options};
 
 const MIB: u64 = 1 << 20;
 
@@ -169,5 +170,64 @@ fn each_planted_bug_is_seen_by_its_test() {
             "looks_have_no_limit",
             a_root_that_the_store_does_not_answer_for_holds_up_no_other_volume,
         ),
+        ("low_mark_passes_marks", writes_of_a_closed_volume_stay),
     ]);
+}
+
+/// A host leaves a volume closed, start after start, and serves another on the same log. The log goes round many
+/// times, its bytes lie between those of the others, records and objects of the store are removed, and power is lost.
+#[test]
+fn a_volume_that_starts_leave_closed_keeps_all_its_writes_while_log_and_store_are_used_by_others() {
+    writes_of_a_closed_volume_stay();
+}
+
+fn writes_of_a_closed_volume_stay() {
+    const BLOCKS: u64 = 48;
+    let few_records = |env| {
+        let options = Options {
+            low_mark_records: 4,
+            ..options()
+        };
+        World::try_start(env, options).unwrap_or_else(|e| panic!("{}", e.0))
+    };
+    let mut world = few_records(Environment::default());
+    for name in ["closed", "other"] {
+        world.create(name, 64 * MIB);
+    }
+    let (closed, other) = (world.open("closed"), world.open("other"));
+    for block in 0..BLOCKS {
+        world.write(&closed, block * 8, 1 + block as u8, 4096);
+        world.write(&other, block * 8, 100, 4096);
+        if block == BLOCKS / 3 {
+            // What is stored so far, a record of this host names, and no root.
+            world.sync(&closed);
+        }
+    }
+    let before = world.host.unserved_tails().len();
+    let mut env = world.kill();
+    for life in 0..4_u64 {
+        if life == 2 {
+            env.boot += 1;
+            env.rings.lose_all();
+        }
+        world = few_records(env);
+        assert!(world.report.rings_lost.is_empty(), "{life}");
+        assert_eq!(world.host.unserved_tails().len(), before + 2, "{life}");
+        let other = world.open("other");
+        for part in 0..32 {
+            world.write_noise(&other, part % 8 * 1024, life * 100 + part, 512 << 10);
+            world.sync(&other);
+        }
+        gc(&mut world);
+        gc(&mut world);
+        world.pass(5_000);
+        env = world.kill();
+    }
+    let mut world = few_records(env);
+    let closed = world.open("closed");
+    for block in 0..BLOCKS {
+        let found = world.read_fill(&closed, block * 8, 4096);
+        assert_eq!(found, 1 + block as u8, "{block}");
+    }
+    world.sync(&closed);
 }
