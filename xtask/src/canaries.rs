@@ -42,7 +42,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 38] = [
+const CANARIES: [Canary; 41] = [
     Canary {
         name: "bytes_that_came_ahead_are_dropped",
         what: "requests that a connection had received when it was given away are lost between two servers",
@@ -123,6 +123,33 @@ const CANARIES: [Canary; 38] = [
             "waiting::a_volume_that_another_host_holds_waits_and_the_others_are_served",
         ),
         words: &["the server did not come up"],
+    },
+    Canary {
+        name: "no_volume_is_left_out",
+        what: "a server opens a volume that ends it, at each start again",
+        judge: Detector::Here(
+            "server",
+            "left_out::a_volume_whose_opening_ends_the_server_three_times_is_left_out_and_keeps_all_that_it_holds",
+        ),
+        words: &["the server did not come up"],
+    },
+    Canary {
+        name: "an_attach_that_fails_counts",
+        what: "an attach by hand that ends the server makes the next start open the volume again",
+        judge: Detector::Here(
+            "server",
+            "left_out::a_volume_whose_opening_ends_the_server_three_times_is_left_out_and_keeps_all_that_it_holds",
+        ),
+        words: &["the server did not come up"],
+    },
+    Canary {
+        name: "every_kill_is_a_crash",
+        what: "a server that is killed while it serves is taken for one that its volume has ended",
+        judge: Detector::Here(
+            "server",
+            "left_out::no_volume_is_left_out_by_kills_of_a_server_that_serves_or_by_ends_that_name_no_volume",
+        ),
+        words: &["b was left out"],
     },
     Canary {
         name: "volume_size_is_exact",

@@ -83,6 +83,8 @@ failure_codes! {
         "See the server's log.";
     Invalid, "invalid", 400, FAILED, "The request makes no sense",
         "Correct the value that the detail names.";
+    LeftOut, "left-out", 409, FAILED, "The volume is left out, because starts ended while it was being opened",
+        "Open it by hand with `firn attach VOLUME` once the cause is gone.";
     LogPoisoned, "log-poisoned", 500, FAILED, "A sync of the log failed",
         "Stop the server, and move to another disk with `firn rescue log --to DIR`.";
     MountFailed, "mount-failed", 500, FAILED, "The disk was not mounted",

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use volume::{CollectorReport, FailureKind, HostUsage};
 
 use crate::control_plane::ControlPlane;
+use crate::failure::FailureCode;
 use crate::frontends::open_volumes::OpenVolume;
 use crate::metrics::exposition::{self, Labels, MetricsText};
 use crate::model::Watermark;
@@ -40,6 +41,15 @@ fn write(control: &ControlPlane, text: &mut MetricsText<'_>) -> fmt::Result {
         conditions
             .iter()
             .map(|(what, health)| (vec![("what", what.as_str())], health.status as u64)),
+    )?;
+    let waiting = control.waiting.all();
+    let left_out = waiting
+        .iter()
+        .filter(|(_, one)| one.failure.code == FailureCode::LeftOut);
+    text.gauges(
+        "firn_volume_left_out",
+        "1 for each volume that is not opened because three starts ended while it was being opened.",
+        left_out.map(|(name, _)| (vec![("volume", name.as_str())], 1_u64)),
     )?;
     let unserved = control.rescue_tails().log_bytes;
     text.gauges(

@@ -7,7 +7,8 @@ use super::client::{Client, volume_path};
 use super::{output, similar_name, top, trash};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
-    CreateVolume, DiskInfo, ForgetRequest, ResizeRequest, Volume, VolumeList, Watermark, Watermarks,
+    CreateVolume, DiskInfo, ForgetRequest, ResizeRequest, Volume, VolumeList, WaitingVolume,
+    Watermark, Watermarks,
 };
 use crate::units::{ApproximateSize, Size};
 
@@ -132,7 +133,7 @@ fn find_existing(client: &Client, asked: &CreateVolume) -> Result<Volume> {
 }
 
 fn print_list(list: &VolumeList) -> Result<()> {
-    let waits = |name: &str| list.waiting.iter().any(|one| one.name == name);
+    let waits = |name: &str| list.waiting.iter().find(|one| one.name == name);
     let mut rows: Vec<Vec<String>> = list
         .volumes
         .iter()
@@ -146,8 +147,8 @@ fn print_list(list: &VolumeList) -> Result<()> {
                 Size(volume.size_bytes).to_string(),
                 volume.block_size.to_string(),
                 match waits(&volume.name) {
-                    true => format!("{}, waiting", volume.state.as_str()),
-                    false => volume.state.as_str().to_owned(),
+                    Some(one) => format!("{}, {}", volume.state.as_str(), waiting_state(one)),
+                    None => volume.state.as_str().to_owned(),
                 },
                 attached_as(volume),
                 unstored,
@@ -157,7 +158,7 @@ fn print_list(list: &VolumeList) -> Result<()> {
     let known = |name: &str| list.volumes.iter().any(|volume| volume.name == name);
     for one in list.waiting.iter().filter(|one| !known(&one.name)) {
         let unknown = || "-".to_owned();
-        let state = "waiting".to_owned();
+        let state = waiting_state(one).to_owned();
         rows.push(vec![
             one.name.clone(),
             unknown(),
@@ -180,12 +181,26 @@ fn print_list(list: &VolumeList) -> Result<()> {
     )?;
     for one in &list.waiting {
         let since = seconds(one.since_seconds);
-        output::line(&format!(
-            "\n{} waits since {since}, and is retried: {}",
-            one.name, one.why
-        ))?;
+        output::line(&match is_left_out(one) {
+            true => format!("\n{}", one.why),
+            false => format!(
+                "\n{} waits since {since}, and is retried: {}",
+                one.name, one.why
+            ),
+        })?;
     }
     Ok(())
+}
+
+fn is_left_out(one: &WaitingVolume) -> bool {
+    one.code == FailureCode::LeftOut.name()
+}
+
+fn waiting_state(one: &WaitingVolume) -> &'static str {
+    match is_left_out(one) {
+        true => "left out",
+        false => "waiting",
+    }
 }
 
 /// How a volume is attached, in one word.

@@ -68,10 +68,15 @@ impl ControlPlane {
             true => self.find_loss(name).await?,
             false => None,
         };
+        if canary::active!("an_attach_that_fails_counts") {
+            self.starts.take_back(name);
+        }
         let attached = match transport {
             Transport::Ublk => self.attach_disk(name, &request).await?,
             Transport::Nbd => self.attach_nbd(name, &request).await?,
         };
+        // Not before: an attach that ends the server says that it is still so.
+        self.starts.take_back(name);
         if let Some(loss) = &given_up {
             tracing::warn!(
                 volume = name, owner = %loss.owner, stored_lsn = loss.stored_lsn,

@@ -3,7 +3,8 @@
 //! Owns the frontends and the map of open volumes; the engine owns what is in them. Changes of one
 //! volume are serialized by a lock. Each operation either does what it says, or fails and changes
 //! nothing. `attach` holds the operations that concern the frontends, `opening` what a server opens
-//! by itself, `waiting` what it could not open yet, `activity` what it does, `rescue` what is kept of volumes that were lost,
+//! by itself, `start_record` what keeps it from opening a volume again and again that ends it, `waiting` what it could
+//! not open yet, `activity` what it does, `rescue` what is kept of volumes that were lost,
 //! `give_back` how a log is emptied for good.
 
 mod activity;
@@ -17,6 +18,8 @@ pub(crate) mod opening;
 mod points;
 mod rescue;
 mod schedules;
+mod start_history;
+pub(crate) mod start_record;
 mod trash;
 pub(crate) mod upgrades;
 mod volume_locks;
@@ -34,6 +37,7 @@ use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 use crate::config::ControlSettings;
 use crate::control_plane::adoption::PendingConnections;
 use crate::control_plane::schedules::Schedules;
+use crate::control_plane::start_record::StartRecord;
 use crate::control_plane::upgrades::Upgrades;
 use crate::control_plane::volume_locks::VolumeLocks;
 use crate::control_plane::waiting::{ReopenRequests, WaitingVolumes};
@@ -85,6 +89,8 @@ pub(crate) struct ControlPlane {
     pub(crate) volumes: Arc<OpenVolumes>,
     /// Those that it is to serve and could not open yet.
     pub(crate) waiting: WaitingVolumes,
+    /// What this start is doing, and which volumes it leaves out.
+    pub(crate) starts: StartRecord,
     reopens: ReopenRequests,
     export_files: Vec<BackendFile>,
     /// The engine's rings, and the disk of the log: what `health` looks at.
@@ -119,6 +125,7 @@ impl ControlPlane {
         store: Option<Arc<StoreAccess>>,
         settings: ControlSettings,
         nbd_tls: Option<&NbdTls>,
+        starts: StartRecord,
     ) -> Result<Self> {
         let volumes: Arc<OpenVolumes> = Arc::default();
         let nbd = NbdFrontend::new(&engine.reactors, Arc::clone(&volumes), nbd_tls)?;
@@ -128,6 +135,7 @@ impl ControlPlane {
             store,
             volumes,
             waiting: WaitingVolumes::default(),
+            starts,
             reopens: ReopenRequests::default(),
             export_files: engine.export_files.clone(),
             rings: Arc::clone(&engine.rings),
@@ -290,7 +298,9 @@ impl ControlPlane {
             true => self.host.open_snapshot(name).await,
             false => self.host.open_volume(name, mode).await,
         };
-        let open = self.export(volume.map_err(Failure::from)?);
+        let volume = volume.map_err(Failure::from)?;
+        start_record::planned_step(name).await;
+        let open = self.export(volume);
         self.prefetch_boot_set(&open);
         Ok(open)
     }

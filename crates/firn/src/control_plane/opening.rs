@@ -5,7 +5,7 @@
 //! server stops. Meanwhile [`super::waiting`] says why. A disk that is being restored is finished
 //! before the server stops.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use volume::{OpenError, OpenMode, RecoveryReport, VolumeSpec};
 
 use crate::cli::args::NewVolume;
 use crate::control_plane::ControlPlane;
+use crate::control_plane::start_record;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::OpenVolume;
 use crate::units::Size;
@@ -45,60 +46,160 @@ pub(crate) struct WantedVolume {
 impl ControlPlane {
     /// Opens the volumes that the command line names (creating missing ones), those that were
     /// attached before, and those that a dead server left in the log, and restores their disks.
-    /// Returns those that could not be opened; opening them is to be retried.
+    /// Returns those that could not be opened; opening them is to be retried. Those that are left out are
+    /// not opened, and nothing of them changes.
     pub(crate) async fn open_initial_volumes(
         &self,
         volumes: &[NewVolume],
         report: &RecoveryReport,
         takes_over: bool,
     ) -> Result<Vec<WantedVolume>> {
-        let opened = self.wanted_volumes(volumes, report).into_iter();
+        start_record::planned_step("").await;
+        let wanted = self.set_aside_left_out(self.wanted_volumes(volumes, report));
         // While the store is away only what goes on here can be served, and finding the rest out takes long.
-        let away = self.store.as_ref().and_then(|store| store.failure());
-        let away = away.as_ref();
-        let opened = opened.map(|wanted| async move {
-            let opened = match away {
-                Some(failure) => self.open_before_store(&wanted, failure).await,
-                // Its clients wait, and what the log continues needs no store to be served. The others are opened
-                // when these are.
-                None if takes_over => self.open_before_store(&wanted, &not_wanted_error()).await,
-                None => self.open_or_serve_local(&wanted).await,
-            };
-            (wanted, opened)
-        });
-        let mut waiting = Vec::new();
-        for (wanted, opened) in join_all(opened).await {
-            if let Err(failure) = opened {
-                if canary::active!("one_volume_stops_all") {
-                    return Err(failure);
-                }
-                // The others are served; the data of this one stays in the log.
-                tracing::error!(
-                    volume = %wanted.name, %failure,
-                    "the volume cannot be opened yet; it is retried"
-                );
-                self.waiting.set(&wanted.name, failure);
-                waiting.push(wanted);
-            }
+        let mut away = self.store.as_ref().and_then(|store| store.failure());
+        if takes_over && away.is_none() {
+            // Its clients wait, and what the log continues needs no store to be served. The others are opened
+            // when these are.
+            away = Some(not_wanted_error());
         }
+        let is_suspect = |wanted: &WantedVolume| self.starts.is_suspect(&wanted.name);
+        let (suspects, others) = wanted.into_iter().partition(is_suspect);
+        let mut waiting = self.open_suspects(suspects, away.as_ref()).await?;
+        let restored: BTreeSet<String> = self.volumes.names();
+        waiting.extend(self.open_concurrently(others, away.as_ref()).await?);
         let open = self.volumes.all();
         tracing::info!(
             volumes = open.len(),
             waiting = waiting.len(),
             "volumes are open"
         );
-        // This includes volumes that wait: a detach meanwhile removes them again.
-        let names = open.iter().map(|open| &open.info.name);
-        for name in names.chain(waiting.iter().map(|wanted| &wanted.name)) {
-            if let Err(failure) = self.disks.attached.add(name) {
+        self.record_served();
+        let not_restored = open
+            .iter()
+            .filter(|open| !restored.contains(&open.info.name));
+        self.restore_disks(not_restored.collect()).await;
+        Ok(waiting)
+    }
+
+    /// Takes those out that are left out, and says so. One that nobody wants any more is forgotten.
+    fn set_aside_left_out(&self, wanted: Vec<WantedVolume>) -> Vec<WantedVolume> {
+        let names: BTreeSet<&str> = wanted.iter().map(|one| one.name.as_str()).collect();
+        self.starts.retain_left_out(|name| names.contains(name));
+        let is_opened = |wanted: &WantedVolume| {
+            let name = &wanted.name;
+            let attach = self.disks.attach_command(name);
+            let Some(failure) = self.starts.left_out(name, &attach) else {
+                return true;
+            };
+            tracing::error!(volume = %name, %failure, "the volume is not opened");
+            self.waiting.set(name, failure);
+            false
+        };
+        wanted.into_iter().filter(is_opened).collect()
+    }
+
+    /// Opens volumes one by one, each with its disk, while nothing else is open: if this start ends it is known at which of
+    /// them, and that no other was the cause.
+    async fn open_suspects(
+        &self,
+        suspects: Vec<WantedVolume>,
+        away: Option<&Failure>,
+    ) -> Result<Vec<WantedVolume>> {
+        let mut waiting = Vec::new();
+        for wanted in suspects {
+            tracing::warn!(
+                volume = %wanted.name,
+                "the last two starts ended while this volume was being opened: now it is opened alone"
+            );
+            let _under_way = self.starts.open_volumes(&[&wanted.name]);
+            let opened = self.open_initially(&wanted, away).await;
+            if let Ok(open) = &opened {
+                self.restore_disk(open).await;
+            }
+            waiting.extend(self.wait_if_failed(wanted, opened)?);
+        }
+        Ok(waiting)
+    }
+
+    /// Opens volumes side by side, without their disks.
+    async fn open_concurrently(
+        &self,
+        wanted: Vec<WantedVolume>,
+        away: Option<&Failure>,
+    ) -> Result<Vec<WantedVolume>> {
+        let names: Vec<&str> = wanted.iter().map(|one| one.name.as_str()).collect();
+        let under_way = self.starts.open_volumes(&names);
+        let opened = wanted.iter().zip(under_way);
+        let opened = opened.map(|(wanted, under_way)| async move {
+            let opened = self.open_initially(wanted, away).await;
+            drop(under_way);
+            opened
+        });
+        let opened = join_all(opened).await;
+        let each = wanted.into_iter().zip(opened);
+        let waiting = each.map(|(wanted, opened)| self.wait_if_failed(wanted, opened));
+        let waiting: Result<Vec<_>> = waiting.collect();
+        Ok(waiting?.into_iter().flatten().collect())
+    }
+
+    /// The first attempt of a start to open a volume. `away`: the store is not asked.
+    async fn open_initially(
+        &self,
+        wanted: &WantedVolume,
+        away: Option<&Failure>,
+    ) -> Result<Arc<OpenVolume>> {
+        match away {
+            Some(failure) => self.open_before_store(wanted, failure).await,
+            None => self.open_or_serve_local(wanted).await,
+        }
+    }
+
+    /// A volume that could not be opened waits: it is returned, to be retried.
+    fn wait_if_failed(
+        &self,
+        wanted: WantedVolume,
+        opened: Result<Arc<OpenVolume>>,
+    ) -> Result<Option<WantedVolume>> {
+        let Err(failure) = opened else {
+            return Ok(None);
+        };
+        if canary::active!("one_volume_stops_all") {
+            return Err(failure);
+        }
+        // The others are served; the data of this one stays in the log.
+        tracing::error!(
+            volume = %wanted.name, %failure,
+            "the volume cannot be opened yet; it is retried"
+        );
+        self.waiting.set(&wanted.name, failure);
+        Ok(Some(wanted))
+    }
+
+    /// Records for the next server what is served. This includes volumes that wait: a detach meanwhile removes
+    /// them again.
+    fn record_served(&self) {
+        let names = self.volumes.names().into_iter();
+        for name in names.chain(self.waiting.all().into_keys()) {
+            if let Err(failure) = self.disks.attached.add(&name) {
                 tracing::error!(volume = %name, %failure, "the next server will not know that it is to serve this volume");
             }
         }
-        // Concurrently: each waits for the driver, and mounted file systems wait for all of them.
-        stream::iter(&open)
-            .for_each_concurrent(RESTORE_CONCURRENCY, |open| self.restore_disk(open))
+    }
+
+    /// Concurrently: each waits for the driver, and mounted file systems wait for all of them.
+    async fn restore_disks(&self, open: Vec<&Arc<OpenVolume>>) {
+        let has_disk =
+            |open: &&Arc<OpenVolume>| self.disks.attached.disk(&open.info.name).is_some();
+        let open: Vec<_> = open.into_iter().filter(has_disk).collect();
+        let names: Vec<&str> = open.iter().map(|open| open.info.name.as_str()).collect();
+        let each = open.iter().zip(self.starts.open_volumes(&names));
+        stream::iter(each)
+            .for_each_concurrent(RESTORE_CONCURRENCY, |(open, under_way)| async move {
+                self.restore_disk(open).await;
+                drop(under_way);
+            })
             .await;
-        Ok(waiting)
     }
 
     /// Each volume once, with the size that the command line gives it.
@@ -200,6 +301,7 @@ impl ControlPlane {
                 return Err(away.clone());
             }
         };
+        start_record::planned_step(name).await;
         let open = self.export(volume);
         if let Some(size) = wanted.size.filter(|size| size.0 > open.info.bytes) {
             let grown = self.host.grow_volume(&open.volume, size.0);
@@ -361,6 +463,7 @@ mod tests {
     use super::*;
     use crate::cli::args::{LogIo, ServeArgs};
     use crate::config::Settings;
+    use crate::control_plane::start_record::StartRecord;
     use crate::engine::Engine;
     use crate::frontends::disks::attached_file::DiskRecord;
     use crate::frontends::disks::options::DiskOptions;
@@ -411,7 +514,16 @@ mod tests {
         let files = CacheDir::open(&settings, &mut NoProgress).unwrap();
         let started = Engine::start(&settings, store, files, runtime.handle(), None);
         let engine = runtime.block_on(started).unwrap();
-        let control = Arc::new(ControlPlane::new(&engine, None, settings.control(), None).unwrap());
+        let control = Arc::new(
+            ControlPlane::new(
+                &engine,
+                None,
+                settings.control(),
+                None,
+                StartRecord::default(),
+            )
+            .unwrap(),
+        );
         (engine, control)
     }
 

@@ -37,6 +37,7 @@ impl ControlPlane {
             self.boot_sets.remove(open.info.id);
         }
         self.waiting.remove(name);
+        self.starts.take_back(name);
         self.disks.attached.remove(name)
     }
 

@@ -3,7 +3,7 @@
 //! A map under a small lock: NBD connections look up exports on reactor threads, which never
 //! wait (`nbd_access` says who may). Only [`crate::control_plane`] opens and closes volumes; this map says what is open.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -58,6 +58,10 @@ impl OpenVolumes {
 
     pub(crate) fn remove(&self, name: &str) {
         self.map().remove(name);
+    }
+
+    pub(crate) fn names(&self) -> BTreeSet<String> {
+        self.map().keys().cloned().collect()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<OpenVolume>> {

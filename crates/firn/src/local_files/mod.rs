@@ -9,6 +9,7 @@
 //! | `lock` | locked by the server that uses the directory; holds its process id |
 //! | `log` | the write-back log: preallocated, zero-filled, of fixed size |
 //! | `attached` | the volumes that a restarted server serves again; of reserved space |
+//! | `starts` | what the last starts of a server were doing when they ended; of reserved space |
 //! | `cache` | the read cache: of fixed size, takes space as it fills |
 //!
 //! There are two locks, because I/O may outlive the process that started it. `lock` is released

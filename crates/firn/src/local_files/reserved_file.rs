@@ -1,7 +1,8 @@
 //! A small file that can be changed on a full disk: its space is taken when it is made.
 //!
 //! It has two slots of fixed size. A change overwrites the slot that does not hold the newest
-//! content, and syncs it: a crash in between leaves the other one. Nothing is allocated, so neither
+//! content, and syncs it: a crash in between leaves the other one. What need not outlive a loss of power is
+//! not synced, and never goes where this process has synced something last. Nothing is allocated, so neither
 //! a full disk nor a quota can refuse a change; only content that outgrows the slots needs a larger
 //! file. Format: docs/format.md "Small files of reserved space". Must never know what the content
 //! means.
@@ -72,6 +73,16 @@ impl ReservedFile {
 
     /// Replaces the content, durably. After an error the file has the old or the new content.
     pub(crate) fn replace(&mut self, content: &[u8]) -> io::Result<()> {
+        self.write(content, true)
+    }
+
+    /// Replaces the content for as long as this system is up. After a loss of power the file may have what it had
+    /// when it was opened, or what [`ReservedFile::replace`] wrote last.
+    pub(crate) fn replace_unsynced(&mut self, content: &[u8]) -> io::Result<()> {
+        self.write(content, false)
+    }
+
+    fn write(&mut self, content: &[u8], is_synced: bool) -> io::Result<()> {
         let sequence = self.sequence + 1;
         let image = encode(sequence, content);
         if image.len() > self.slot_bytes || canary::active!("small_files_take_new_space") {
@@ -81,10 +92,12 @@ impl ReservedFile {
         }
         let offset = (sequence % SLOTS) * self.slot_bytes as u64;
         self.file.write_all_at(&image, offset)?;
-        self.file.sync_data()?;
-        // Not before: after an error the next change must overwrite the same slot again, never the
-        // one that is known to be whole.
-        self.sequence = sequence;
+        if is_synced {
+            self.file.sync_data()?;
+            // Not before: after an error, and until it is known to be whole, the next change must overwrite
+            // the same slot again, never the one that is known to be.
+            self.sequence = sequence;
+        }
         Ok(())
     }
 }
@@ -169,6 +182,26 @@ mod tests {
             fs::write(&path, &bytes).unwrap();
             assert_eq!(content(&path), Some(vec![3; 3000]), "{torn}");
         }
+    }
+
+    #[test]
+    fn what_is_not_synced_is_read_back_and_never_overwrites_what_was_synced_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("starts");
+        let (mut file, _) = ReservedFile::open(&path).unwrap();
+        file.replace(b"synced").unwrap();
+        for round in 0..5_u8 {
+            file.replace_unsynced(&[round; 100]).unwrap();
+            assert_eq!(content(&path), Some(vec![round; 100]));
+        }
+        // A loss of power tears the slot that was not synced.
+        let mut bytes = fs::read(&path).unwrap();
+        let slot = ((file.sequence + 1) % SLOTS) as usize * SLOT_BYTES;
+        bytes[slot + 100] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(content(&path), Some(b"synced".to_vec()));
+        file.replace(b"synced again").unwrap();
+        assert_eq!(content(&path), Some(b"synced again".to_vec()));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(crate) struct Volume {
     /// How it is served; only for a volume that is open or waits here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) health: Option<Health>,
-    /// Why it cannot be opened yet; only for a volume that this server is to serve.
+    /// Why it cannot be opened yet, or is left out; only for a volume that this server is to serve.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waiting: Option<String>,
     /// How it is reached over NBD; only for a volume that is open here.
@@ -235,7 +235,7 @@ pub(crate) struct Watermark {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VolumeList {
     pub(crate) volumes: Vec<Volume>,
-    /// Volumes that this server is to serve and cannot open yet.
+    /// Volumes that this server is to serve and cannot open yet, or leaves out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) waiting: Vec<WaitingVolume>,
     /// Why the store could not be asked: then only volumes that are open here are listed.
@@ -243,7 +243,7 @@ pub(crate) struct VolumeList {
     pub(crate) store_error: Option<String>,
 }
 
-/// A volume that a server is to serve and cannot open yet; it retries by itself.
+/// A volume that a server is to serve and cannot open yet; it retries by itself, but for one that it leaves out.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct WaitingVolume {
     pub(crate) name: String,

@@ -16,7 +16,7 @@ use crate::cli::output;
 use crate::config::{ApiListen, Settings};
 use crate::control_plane::ControlPlane;
 use crate::engine::Engine;
-use crate::failure::Result;
+use crate::failure::{FailureCode, Result};
 use crate::frontends::nbd::flag_value;
 use crate::local_files::Progress;
 use crate::units::Size;
@@ -141,10 +141,10 @@ pub(super) fn announce(
     }
     let waiting = control.waiting.all();
     for (name, waiting) in &waiting {
-        lines.push(format!(
-            "\nvolume {name} waits, and is retried: {}",
-            waiting.failure
-        ));
+        lines.push(match waiting.failure.code {
+            FailureCode::LeftOut => format!("\n{}", waiting.failure),
+            _ => format!("\nvolume {name} waits, and is retried: {}", waiting.failure),
+        });
     }
     if control.reachable_volumes().is_empty() && waiting.is_empty() {
         lines.push(format!(

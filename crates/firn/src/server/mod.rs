@@ -1,8 +1,8 @@
 //! Starts the server in order, and stops it in reverse.
 //!
 //! What can fail without touching anything starts first (addresses, the store's probe, unless the store
-//! is away and there is a log); then the lock on the cache directory, the local files, the engine, the volumes, the restored disks, and
-//! last the NBD listeners and the API's. When the server stops, it closes the listeners, uploads every volume and
+//! is away and there is a log); then the lock on the cache directory, the local files, the record of this start, the engine, the
+//! volumes, the restored disks, and last the NBD listeners and the API's. When the server stops, it closes the listeners, uploads every volume and
 //! gives up its ownership. Volumes that are attached as disks keep theirs: the disks wait for the
 //! next server, which recovers them before it announces that it is ready.
 
@@ -30,6 +30,7 @@ use crate::api::gate::Gate;
 use crate::config::Settings;
 use crate::control_plane::ControlPlane;
 use crate::control_plane::opening::ReopenTask;
+use crate::control_plane::start_record::StartRecord;
 use crate::control_plane::upgrades::UpgradePlan;
 use crate::engine::{DISK_CALLS_MAX, Engine};
 use crate::failure::{Failure, FailureCode, Result};
@@ -111,6 +112,7 @@ fn serve_at(
     let mut progress = messages::LogFillBar::default();
     let files = CacheDir::open_locked(settings, incoming.lock.take(), &mut progress)?;
     handover::step("locked")?;
+    let starts = StartRecord::begin(&files.path);
     let shared = Arc::clone(&store) as SharedStore;
     let continues = takes_over.then_some(Continuation {
         journal: incoming.journal,
@@ -124,6 +126,7 @@ fn serve_at(
         Some(store),
         settings.control(),
         settings.nbd_tls.as_ref(),
+        starts,
     )?);
     let server = (&engine, &control, api, manager);
     let served = runtime.block_on(run(settings, server, gate, incoming, takes_over));
@@ -203,10 +206,14 @@ async fn run(
     takes_over: bool,
 ) -> Result<Ending> {
     let (engine, control, api, manager) = server;
+    let mut stop = process::StopSignal::new()?;
     let initial = control.open_initial_volumes(&settings.volumes, &engine.report, takes_over);
-    let waiting = initial.await?;
+    let waiting = tokio::select! {
+        waiting = initial => waiting?,
+        () = stop.recv() => stop_at_once(control),
+    };
+    control.starts.end_start();
     handover::step("opened")?;
-    let stop = process::StopSignal::new()?;
     let lacks_memory = incoming.lacks_memory;
     take_over(settings, control, api, incoming)?;
     if takes_over {
@@ -238,6 +245,14 @@ async fn run(
         _ => reopen.stop().await,
     }
     served
+}
+
+/// Ends the process while it opens volumes, as a signal does before that.
+fn stop_at_once(control: &ControlPlane) -> ! {
+    control.starts.end_start();
+    log_lines::stop();
+    eprintln!("firn: stopped before it served; what is not in the store stays in the log");
+    std::process::exit(0)
 }
 
 /// Serves the API and NBD clients until a signal stops the server, or another program takes its place.

@@ -22,6 +22,7 @@ use crate::control_plane::ControlPlane;
 use crate::control_plane::give_back::{
     GiveBackReport, GivenBackVolume, describe_reasons, is_final,
 };
+use crate::control_plane::start_record::StartRecord;
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::attached_file::AttachedFile;
@@ -132,6 +133,7 @@ impl LogRescue {
             Some(store),
             self.settings.control(),
             None,
+            StartRecord::default(),
         )?);
         let lost = engine.report.rings_lost.clone();
         if !engine.report.poisoned {

@@ -99,7 +99,7 @@ impl World {
     }
 
     /// `firn serve` on the store `store` with the cache directory `cache`, small, plus `args`.
-    fn serve_command(&self, cache: &str, args: &[&str]) -> Command {
+    pub fn serve_command(&self, cache: &str, args: &[&str]) -> Command {
         let mut command = self.command(&["serve"]);
         if !args.contains(&"--api") {
             command.args(["--api", "127.0.0.1:0"]);

@@ -22,6 +22,7 @@ mod images;
 mod increments;
 mod latency;
 mod moves;
+mod left_out;
 mod network_store;
 mod page;
 mod removed_objects;

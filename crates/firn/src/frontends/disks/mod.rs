@@ -143,6 +143,14 @@ impl Disks {
         (record.volume_id == open.info.id.to_string()).then_some(record)
     }
 
+    /// The command by which a volume is served again as it was.
+    pub(crate) fn attach_command(&self, volume: &str) -> String {
+        match self.attached.disk(volume) {
+            Some(_) => format!("firn attach {volume}"),
+            None => format!("firn attach {volume} --transport nbd"),
+        }
+    }
+
     /// The hold that a volume must go on from because its recorded disk has shown it: what has that device
     /// open or mounted knows no other content. `None` if no disk is recorded, or only its removal is left.
     pub(crate) fn bound_hold(&self, volume: &str) -> Option<TailId> {
