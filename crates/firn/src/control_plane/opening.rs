@@ -316,6 +316,7 @@ impl ControlPlane {
     }
 
     async fn restore_disk(&self, open: &Arc<OpenVolume>) {
+        start_record::planned_step(&format!("disk:{}", open.info.name)).await;
         if let Err(failure) = self.disks.restore(open).await {
             tracing::error!(
                 volume = %open.info.name, %failure,

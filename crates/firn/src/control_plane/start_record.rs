@@ -17,8 +17,9 @@ use super::start_history::StartHistory;
 use crate::failure::{Failure, FailureCode};
 use crate::local_files::ReservedFile;
 
-/// For tests: `abort=VOLUME` or `hang=VOLUME`, what a server does as soon as it has opened that volume, or
-/// `abort=` as soon as it begins to open volumes. Only builds with debug assertions look at it.
+/// For tests: `abort=VOLUME` or `hang=VOLUME`, what a server does as soon as it has opened that volume; with
+/// `disk:VOLUME` before it restores the disk, with nothing as soon as it begins to open volumes. Only builds with debug
+/// assertions look at it.
 const OPENING_VARIABLE: &str = "FIRN_OPENING";
 
 /// While more volumes than this are under way not each that is open is written down: thousands of names would be written

@@ -6,9 +6,11 @@
 //! away, so that it has only what was durable. What the page cache held of the log stays.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::common::disk_oracle::{BLOCK, Direct, DiskOracle};
 use crate::common::guest::{Guest, Mounted, TINY, content, rounds, run_tool, text};
@@ -74,6 +76,66 @@ fn what_attach_prints_is_the_disk_though_a_file_had_its_name() {
             let _ = fs::remove_file(format!("/dev/ublkb{id}{name}"));
         }
     }
+}
+
+/// It ends its server when its volume is opened, and then when it is restored itself.
+#[test]
+fn a_disk_whose_volume_is_left_out_waits_and_goes_on_when_that_is_attached_by_hand() {
+    let Some(guest) = Guest::new() else { return };
+    let _watchdog = Watchdog::new("a volume that is left out", 4 * deadline());
+    let world = &guest.world;
+    let mut server = guest.serve(&[
+        "--volume",
+        "demo=16MiB",
+        "--volume",
+        "other=16MiB",
+        "--rpo",
+        "1h",
+    ]);
+    let paths = ["demo", "other"].map(|volume| guest.attach(&server, volume, &[]));
+    let [demo, other] = paths.each_ref().map(|path| Direct::open(path));
+    for (round, step) in [(1, "demo"), (2, "disk:demo")] {
+        demo.write(0, &[round; BLOCK]).unwrap();
+        server.kill();
+        let begun = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        let crash = |nth: u64| {
+            // Under emulation three starts may take longer than a minute; the clock is the guest's own.
+            run_tool("date", &["-s", &format!("@{}", begun + 15 * nth)]);
+            let mut command = world.serve_command("cache", &[]);
+            command.env("FIRN_OPENING", format!("abort={step}"));
+            let output = command.output().unwrap();
+            assert_eq!(output.status.signal(), Some(6), "{}", message(&output));
+        };
+        (0..3).for_each(crash);
+        server = guest.serve(&[]);
+        let (status, said) = server.get("/readyz");
+        let log = fs::read_to_string(world.path("cache.stderr")).unwrap();
+        assert_eq!(status, 503, "{step}: {said}: {log}");
+        assert!(
+            said.contains("volume demo is left out")
+                && said.contains("by hand: firn attach demo\""),
+            "{said}"
+        );
+        // The other disk is served, and this one is nobody else's.
+        other.write(0, &[round; BLOCK]).unwrap();
+        assert_eq!(other.read(0, BLOCK).unwrap(), [round; BLOCK]);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| demo.read(0, BLOCK).unwrap());
+            assert!(!waits.is_finished());
+            let path = world.expect_success(&server, &["attach", "demo"]);
+            assert_eq!(path.trim(), text(&paths[0]));
+            assert_eq!(waits.join().unwrap(), [round; BLOCK]);
+        });
+        assert_eq!(server.get("/readyz").0, 200);
+    }
+    drop((demo, other));
+    for volume in ["demo", "other"] {
+        guest.detach(&server, volume);
+    }
+    assert!(server.stop().success());
 }
 
 #[test]
