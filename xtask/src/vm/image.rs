@@ -205,23 +205,25 @@ fn fetch_tools(cache: &Path, at: &Path, new: &Path) -> Result<(), Failure> {
         // kmod goes by the name it is called by.
         symlink(kept.join(kmod), named.join(tool))?;
         let target = at.join("named").join(tool);
-        wrapper(&bin.join(tool), &libraries, &[], &target)?;
+        wrapper(&bin.join(tool), &libraries, (&[], None), &target)?;
     }
     let emulator = kept.join("usr/bin/qemu-system-x86_64");
     let data = ["qemu", "seabios"].map(|name| kept.join("usr/share").join(name));
+    let modules = kept.join("usr").join(triple).join("qemu");
     wrapper(
         &bin.join("qemu-system-x86_64"),
         &libraries,
-        &data,
+        (&data, Some(&modules)),
         &emulator,
     )
 }
 
-/// A script that calls an unpacked program with the libraries it was unpacked with.
+/// A script that calls an unpacked program with the libraries it was unpacked with; an emulator with its data and
+/// its modules, too, because those of one that is installed are of another build.
 fn wrapper(
     file: &Path,
     libraries: &str,
-    data: &[PathBuf],
+    (data, modules): (&[PathBuf], Option<&Path>),
     program_file: &Path,
 ) -> Result<(), Failure> {
     let quoted_path = |path: &Path| shell_quote(&path.display().to_string());
@@ -230,10 +232,13 @@ fn wrapper(
         .map(|path| format!(" -L {}", quoted_path(path)))
         .collect();
     let quoted_program = quoted_path(program_file);
+    let modules = modules.map_or(String::new(), |modules| {
+        format!("QEMU_MODULE_DIR={} ", quoted_path(modules))
+    });
     let libraries = shell_quote(libraries);
     program(
         file,
-        &format!("LD_LIBRARY_PATH={libraries} exec {quoted_program}{data} \"$@\""),
+        &format!("LD_LIBRARY_PATH={libraries} {modules}exec {quoted_program}{data} \"$@\""),
     )
 }
 
