@@ -210,6 +210,16 @@ impl Store for WatchedStore {
         attempt.end(self.inner.list(prefix).await)
     }
 
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> store::Result<Vec<(String, u64)>> {
+        let attempt = self.trouble.begin(false);
+        attempt.end(self.inner.list_part(prefix, after, limit).await)
+    }
+
     fn name(&self) -> String {
         self.inner.name()
     }
@@ -479,6 +489,16 @@ impl Store for StoreAccess {
 
     async fn list(&self, prefix: &str) -> store::Result<Vec<(String, u64)>> {
         self.for_reads().await?.list(prefix).await
+    }
+
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> store::Result<Vec<(String, u64)>> {
+        let store = self.for_reads().await?;
+        store.list_part(prefix, after, limit).await
     }
 
     fn name(&self) -> String {

@@ -20,6 +20,7 @@ use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, UpdateVersi
 use crate::classify::classify;
 use crate::exchange::{Exchange, ExchangeOutcome, observe};
 use crate::key::check_prefix;
+use crate::part::{first_of_all, first_of_ordered};
 use crate::{Error, Kind, Op, Result, Store, Version, check_key};
 
 /// A [`Store`] made of an `object_store` store.
@@ -201,6 +202,31 @@ impl Store for ObjectStoreAdapter {
             .await?;
         found.sort_unstable();
         Ok(found)
+    }
+
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        check_prefix(Op::List, prefix)?;
+        let under = match prefix.strip_suffix('/') {
+            Some(dir) => Some(path(Op::List, dir)?),
+            None => None,
+        };
+        let under = under.as_ref();
+        let ordered = match after {
+            "" => self.inner.list(under),
+            after => self.inner.list_with_offset(under, &path(Op::List, after)?),
+        };
+        self.run(Op::List, prefix, async {
+            match first_of_ordered(ordered, after, limit).await? {
+                Some(found) => Ok(found),
+                None => first_of_all(self.inner.list(under), after, limit).await,
+            }
+        })
+        .await
     }
 
     fn name(&self) -> String {

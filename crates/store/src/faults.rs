@@ -211,6 +211,16 @@ impl<S: Store> Store for FaultyStore<S> {
         self.inner.list(prefix).await
     }
 
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        self.before_request(Op::List, prefix).await?;
+        self.inner.list_part(prefix, after, limit).await
+    }
+
     fn name(&self) -> String {
         self.inner.name()
     }

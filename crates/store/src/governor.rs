@@ -302,6 +302,16 @@ impl<S: Store> Store for GovernedStore<S> {
         self.inner.list(prefix).await
     }
 
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        let _permit = self.admit(Op::List).await;
+        self.inner.list_part(prefix, after, limit).await
+    }
+
     fn name(&self) -> String {
         self.inner.name()
     }

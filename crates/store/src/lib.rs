@@ -13,7 +13,7 @@
 //! the first attempt may have won, and the second would then report a loss to the winner. Only
 //! the engine, which knows its own nonce, can read back and tell.
 //!
-//! Why a trait of our own above the `object_store` crate: firn needs seven operations with three
+//! Why a trait of our own above the `object_store` crate: firn needs eight operations with three
 //! outcomes each (done, certainly not done, unknown), and a directory store with a conditional
 //! update, which the crate's local store lacks. Reading order: this file, [`Error`], `dir`.
 
@@ -30,6 +30,7 @@ mod governor;
 mod hedge;
 mod key;
 mod key_rule;
+mod part;
 mod probe;
 mod retry;
 mod single;
@@ -106,6 +107,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Keys below `prefix` (empty, or ending in `/`) with their sizes, in ascending order.
     async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>>;
 
+    /// The first `limit` of these keys behind `after`, which is empty or a key, and need not exist; fewer: there are no
+    /// more. However many keys there are, no more than these are in memory.
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>>;
+
     /// What messages call this store, for example `directory /srv/firn/store`.
     fn name(&self) -> String;
 
@@ -151,6 +161,15 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
         (**self).list(prefix).await
+    }
+
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        (**self).list_part(prefix, after, limit).await
     }
 
     fn name(&self) -> String {

@@ -197,6 +197,16 @@ impl<S: Store> Store for RetryStore<S> {
             .await
     }
 
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        let list = || self.inner.list_part(prefix, after, limit);
+        self.run(Op::List, prefix, 1 << 20, list).await
+    }
+
     fn name(&self) -> String {
         self.inner.name()
     }

@@ -69,6 +69,15 @@ impl<S: Store> Store for SingleWriterStore<S> {
         self.inner.list(prefix).await
     }
 
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        self.inner.list_part(prefix, after, limit).await
+    }
+
     fn name(&self) -> String {
         self.inner.name()
     }

@@ -65,6 +65,44 @@ async fn a_list_of_more_than_a_page_is_whole_and_in_order() {
     let listed = store.list("many/").await.unwrap();
     let expected = keys.iter().filter(|key| *key != "many/00007");
     assert!(listed.iter().map(|(key, _)| key).eq(expected), "{listed:?}");
+    // In parts, from places between two objects, too.
+    let mut parts = Vec::new();
+    let mut after = String::new();
+    loop {
+        let found = store.list_part("many/", &after, 300).await.unwrap();
+        let is_last = found.len() < 300;
+        parts.extend(found);
+        if is_last {
+            break;
+        }
+        after = parts.last().map(|(key, _)| format!("{key}-")).unwrap();
+    }
+    assert_eq!(parts, listed);
+}
+
+/// Volumes' roots: as names `a` stands before `a-1`, as keys behind it, and some servers list directories.
+#[tokio::test]
+async fn parts_of_a_list_are_in_the_order_of_keys_also_where_names_have_another() {
+    let Some(url) = NamedStore::Good.url_for("order") else {
+        return;
+    };
+    let store = with_policies(store::open_url(&url).unwrap());
+    let names = ["a", "a-1", "a.b", "a0", "b", "b-1", "c"];
+    let mut keys: Vec<String> = names.map(|name| format!("v/{name}/root")).into();
+    for key in &keys {
+        store.put(key, bytes("x")).await.unwrap();
+    }
+    keys.sort_unstable();
+    for limit in 1..=keys.len() {
+        for (nth, after) in keys.iter().enumerate() {
+            let found = store.list_part("v/", after, limit).await.unwrap();
+            let found: Vec<String> = found.into_iter().map(|(key, _)| key).collect();
+            let behind = &keys[nth + 1..];
+            assert_eq!(found, behind[..behind.len().min(limit)], "behind {after}");
+        }
+    }
+    let behind = store.list_part("v/", "v/a", 2).await.unwrap();
+    assert_eq!(behind[0].0, keys[0], "behind the place of a name");
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ mod file;
 mod format;
 mod lock;
 mod mount;
+mod part;
 mod temp;
 
 use std::collections::HashSet;
@@ -190,6 +191,25 @@ impl Store for DirStore {
                 .map_err(|source| io_error(Op::List, prefix, source))?;
             found.sort_unstable();
             Ok(found)
+        })
+        .await
+    }
+
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        check_prefix(Op::List, prefix)?;
+        if !after.is_empty() {
+            check_key(Op::List, after)?;
+        }
+        let after = after.to_owned();
+        self.blocking(Op::List, prefix, move |shared, prefix| {
+            let dir = prefix.trim_end_matches('/');
+            part::part(&shared.path(dir), dir, &after, limit)
+                .map_err(|source| io_error(Op::List, prefix, source))
         })
         .await
     }

@@ -171,6 +171,39 @@ async fn list_names_what_is_below_a_prefix_in_order_with_sizes() {
 }
 
 #[tokio::test]
+async fn parts_of_a_list_are_all_of_it_in_the_order_of_keys() {
+    for Fixture { store, _dir } in stores() {
+        let names = ["a", "a-1", "a.b", "a0", "b", "c"];
+        let mut expected: Vec<String> = names.map(|name| format!("v/{name}/root")).into();
+        for key in &expected {
+            store.put(key, bytes("1")).await.unwrap();
+        }
+        store.put("w/z", bytes("1")).await.unwrap();
+        expected.sort_unstable();
+        for limit in 1..=7 {
+            let (mut listed, mut after) = (Vec::new(), String::new());
+            loop {
+                let found = store.list_part("v/", &after, limit).await.unwrap();
+                let is_last = found.len() < limit;
+                listed.extend(found.into_iter().map(|(key, _)| key));
+                if is_last {
+                    break;
+                }
+                after = listed.last().cloned().unwrap();
+            }
+            assert_eq!(listed, expected, "{limit} of {}", store.name());
+        }
+        // Where nothing stands; and as far as the prefix goes.
+        let found = store.list_part("v/", "v/b-", 9).await.unwrap();
+        let expected = [("v/b/root".to_owned(), 1), ("v/c/root".to_owned(), 1)];
+        assert_eq!(found, expected, "{}", store.name());
+        assert_eq!(store.list_part("none/", "", 9).await.unwrap(), []);
+        assert_eq!(kind(store.list_part("v", "", 9).await), Kind::Invalid);
+        assert_eq!(kind(store.list_part("v/", "../x", 9).await), Kind::Invalid);
+    }
+}
+
+#[tokio::test]
 async fn a_key_that_leaves_the_store_is_refused_by_every_operation() {
     for Fixture { store, _dir } in stores() {
         let version = store.put("k", bytes("1")).await.unwrap();

@@ -103,6 +103,16 @@ impl Store for MisbehavingStore {
         self.inner.list(prefix).await
     }
 
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        self.misbehave(Op::List).await?;
+        self.inner.list_part(prefix, after, limit).await
+    }
+
     fn name(&self) -> String {
         "odd store".to_owned()
     }

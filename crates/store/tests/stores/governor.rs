@@ -85,6 +85,10 @@ impl Store for ScriptedStore {
         Ok(Vec::new())
     }
 
+    async fn list_part(&self, prefix: &str, _: &str, _: usize) -> Result<Vec<(String, u64)>> {
+        self.list(prefix).await
+    }
+
     fn name(&self) -> String {
         "scripted".to_owned()
     }

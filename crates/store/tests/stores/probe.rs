@@ -77,6 +77,18 @@ impl Store for ContentVersions {
         Ok(found.map(|key| (key.clone(), 0)).collect())
     }
 
+    async fn list_part(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>> {
+        let mut found = self.list(prefix).await?;
+        found.retain(|(key, _)| key.as_str() > after);
+        found.truncate(limit);
+        Ok(found)
+    }
+
     fn name(&self) -> String {
         "content versions".to_owned()
     }
