@@ -166,6 +166,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "name_is_taken_before_it_is_put_aside",
     "trash_leaves_snapshots",
     "trash_takes_what_was_inherited",
+    "a_list_goes_on_behind_what_did_not_fit",
     "diff_forgets_deltas",
     "points_wait_for_ever",
     "points_without_number",

@@ -501,6 +501,15 @@ pub fn call(op: StoreOp) -> Call {
         }
         StoreOp::Delete { key } => Call::Delete { key },
         StoreOp::List { prefix } => Call::List { prefix },
+        StoreOp::ListPart {
+            prefix,
+            after,
+            limit,
+        } => Call::ListPart {
+            prefix,
+            after,
+            limit,
+        },
     }
 }
 

@@ -56,6 +56,15 @@ pub enum Call {
         /// Prefix.
         prefix: String,
     },
+    /// The first of them behind a place.
+    ListPart {
+        /// Prefix.
+        prefix: String,
+        /// The place.
+        after: String,
+        /// How many.
+        limit: usize,
+    },
 }
 
 /// What must hold for a write to take effect.
@@ -360,6 +369,18 @@ impl SimStore {
                 self.objects.remove(key);
                 Ok(Reply::Deleted)
             }
+            Call::ListPart {
+                prefix,
+                after,
+                limit,
+            } => Ok(Reply::Keys(
+                self.objects
+                    .iter()
+                    .filter(|(key, _)| key.starts_with(prefix) && *key > after)
+                    .take(*limit)
+                    .map(|(key, object)| (key.clone(), object.data.len() as u64))
+                    .collect(),
+            )),
             Call::List { prefix } => Ok(Reply::Keys(
                 self.objects
                     .iter()

@@ -177,10 +177,13 @@ pub(crate) enum SnapshotWait {
     Store,
 }
 
-/// Answer to `GET /v1/volumes/{name}/snapshots`: the oldest first.
+/// Answer to `GET /v1/volumes/{name}/snapshots`: a part of the list, by name.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SnapshotList {
     pub(crate) snapshots: Vec<Snapshot>,
+    /// Behind what the next part begins, as `after`; none: this is the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next: Option<String>,
 }
 
 /// A volume as it was at one moment.

@@ -232,6 +232,28 @@ pub enum StoreOp {
         /// Key prefix.
         prefix: String,
     },
+    /// List the first keys under a prefix that are behind a place; fewer than `limit`: there are no more.
+    ListPart {
+        /// Key prefix.
+        prefix: String,
+        /// The place: empty, or a key, of an object or of none.
+        after: String,
+        /// How many keys.
+        limit: usize,
+    },
+}
+
+impl StoreOp {
+    /// Whether it changes nothing.
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(
+            self,
+            StoreOp::Get { .. }
+                | StoreOp::GetRange { .. }
+                | StoreOp::List { .. }
+                | StoreOp::ListPart { .. }
+        )
+    }
 }
 
 /// What the store answered.
@@ -253,7 +275,7 @@ pub enum StoreReply {
     },
     /// To `Delete`.
     Deleted,
-    /// To `List`: keys, and the sizes of their objects in bytes.
+    /// To `List` and `ListPart`: keys, and the sizes of their objects in bytes.
     Keys(Vec<(String, u64)>),
 }
 
@@ -284,7 +306,7 @@ impl StoreOp {
             | StoreOp::Create { key, .. }
             | StoreOp::Update { key, .. }
             | StoreOp::Delete { key } => key,
-            StoreOp::List { prefix } => prefix,
+            StoreOp::List { prefix } | StoreOp::ListPart { prefix, .. } => prefix,
         }
     }
 }

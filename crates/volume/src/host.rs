@@ -50,6 +50,7 @@ use crate::store::open::go_live;
 use crate::store::open::rescue::{self, UnservedTail};
 use crate::store::open::unchecked;
 use crate::store::open::{self, OpenMode};
+use crate::store::parts::{ListPart, ListPlace};
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, LogSession, Lsn, Now, VolumeId};
@@ -322,9 +323,12 @@ impl Host {
         })
     }
 
-    /// What the store holds.
-    pub fn list_volumes(&self) -> Answer<Result<Vec<VolumeInfo>, OpenError>> {
-        self.control(|engine| async move { catalog::list(&engine).await })
+    /// A part of what the store holds, by name.
+    pub fn list_volumes(
+        &self,
+        place: ListPlace,
+    ) -> Answer<Result<ListPart<VolumeInfo>, OpenError>> {
+        self.control(move |engine| async move { catalog::list(&engine, &place).await })
     }
 
     /// What the store says of one volume.

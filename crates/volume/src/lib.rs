@@ -99,4 +99,5 @@ pub use store::forks::snapshot_list::{SnapshotInfo, check_snapshot_name};
 pub use store::forks::{Durability, Fork};
 pub use store::open::OpenMode;
 pub use store::open::rescue::UnservedTail;
+pub use store::parts::{ListPart, ListPlace};
 pub use store::trash::entries::TrashedVolume;

@@ -11,6 +11,7 @@ mod completion;
 pub(crate) mod gate;
 mod json_body;
 mod limits;
+mod list_query;
 mod metrics_page;
 mod page;
 mod points;
@@ -24,7 +25,7 @@ mod upgrade;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
@@ -35,6 +36,7 @@ use self::caller::Caller;
 use self::completion::run_to_completion;
 use self::gate::Gate;
 use self::json_body::{JsonBody, JsonBodyOrDefault};
+use self::list_query::ListQuery;
 use crate::access::Role;
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
@@ -92,8 +94,8 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .layer(middleware::from_fn(gate::name_request))
 }
 
-async fn list(State(control): Shared) -> Answer<VolumeList> {
-    Ok(axum::Json(control.list().await))
+async fn list(State(control): Shared, Query(query): Query<ListQuery>) -> Answer<VolumeList> {
+    control.list(query.place()?).await.map(axum::Json)
 }
 
 async fn create(

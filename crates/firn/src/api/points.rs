@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::audit::AuditNote;
 use super::completion::run_to_completion;
 use super::json_body::JsonBody;
+use super::list_query::ListQuery;
 use crate::control_plane::ControlPlane;
 use crate::failure::Result;
 use crate::model::{CreateSnapshot, Diff, ForkVolume, Restored, SnapshotList};
@@ -36,8 +37,10 @@ pub(super) fn routes() -> Router<Arc<ControlPlane>> {
 async fn list(
     State(control): Shared,
     Path(name): Path<String>,
+    Query(query): Query<ListQuery>,
 ) -> Result<axum::Json<SnapshotList>> {
-    control.snapshots(&name).await.map(axum::Json)
+    let listed = control.snapshots(&name, query.place()?).await;
+    listed.map(axum::Json)
 }
 
 async fn create(

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::audit::AuditNote;
 use super::completion::run_to_completion;
 use super::json_body::JsonBodyOrDefault;
+use super::list_query::ListQuery;
 use crate::control_plane::ControlPlane;
 use crate::failure::Result;
 use crate::model::{RestoreTrashed, TrashList, Volume};
@@ -48,8 +49,11 @@ pub(super) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn list(State(control): Shared) -> Result<axum::Json<TrashList>> {
-    control.trash().await.map(axum::Json)
+async fn list(
+    State(control): Shared,
+    Query(query): Query<ListQuery>,
+) -> Result<axum::Json<TrashList>> {
+    control.trash(query.place()?).await.map(axum::Json)
 }
 
 async fn restore(

@@ -111,15 +111,20 @@ fn late(why: &str) -> Failure {
 
 /// The path of a volume. Percent-encoding keeps any name within one segment.
 pub(crate) fn volume_path(name: &str) -> String {
-    let mut path = String::from("/v1/volumes/");
-    for byte in name.bytes() {
+    format!("/v1/volumes/{}", encoded(name))
+}
+
+/// A text as it may stand in an address.
+pub(super) fn encoded(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-_".contains(&byte) {
-            path.push(char::from(byte));
+            encoded.push(char::from(byte));
         } else {
-            write!(path, "%{byte:02X}").expect("writing to a string cannot fail");
+            write!(encoded, "%{byte:02X}").expect("writing to a string cannot fail");
         }
     }
-    path
+    encoded
 }
 
 impl Client {

@@ -13,6 +13,7 @@ mod doctor;
 mod fork;
 mod gc;
 mod generate;
+mod lists;
 mod mount;
 mod move_volume;
 pub(crate) mod output;

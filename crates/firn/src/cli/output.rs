@@ -44,20 +44,23 @@ pub(crate) fn table(heading: &[&str], rows: &[Vec<String>]) -> Result<()> {
 
 /// The same as text.
 pub(crate) fn table_text(heading: &[&str], rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        rows.iter()
-            .map(|row| row[column].chars().count())
-            .chain([heading[column].chars().count()])
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
     let heading: Vec<String> = heading.iter().map(|&cell| cell.to_owned()).collect();
+    let mut widths = vec![0; heading.len()];
+    rows_text(&mut widths, &[&[heading], rows].concat())
+}
+
+/// Rows, each column at least as wide as it is known to be; then it is known to be as wide as its widest cell.
+pub(crate) fn rows_text(widths: &mut [usize], rows: &[Vec<String>]) -> String {
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
     let mut text = String::new();
-    for row in std::iter::once(&heading).chain(rows) {
+    for row in rows {
         let cells: Vec<String> = row
             .iter()
-            .zip(&widths)
+            .zip(&*widths)
             .map(|(cell, &width)| format!("{cell:width$}"))
             .collect();
         text.push_str(cells.join("  ").trim_end());
@@ -88,11 +91,18 @@ pub(crate) fn short_time(micros: u64) -> String {
 
 /// Bytes as they are.
 pub(crate) fn raw(bytes: &[u8]) -> Result<()> {
-    match io::stdout().lock().write_all(bytes) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::new(
+    raw_while_read(bytes).map(drop)
+}
+
+/// The same; whether anybody reads on.
+pub(crate) fn raw_while_read(bytes: &[u8]) -> Result<bool> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::new(
             FailureCode::Output,
             format!("cannot write the result: {error}"),
         )),
-        _ => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! Names a volume that may have been meant, where there is none of the name that was given.
 
-use super::client::Client;
-use crate::failure::{Failure, FailureCode};
+use super::client::{Client, encoded};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::model::VolumeList;
 
 /// How alike two names must be, from 0 to 1.
@@ -13,10 +13,7 @@ pub(super) fn suggest(client: &Client, name: &str, failure: Failure) -> Failure 
         return failure;
     }
     // The failure is the answer; a suggestion that cannot be had is left out.
-    let list = client.get::<VolumeList>("/v1/volumes");
-    let names = list.map_or(Vec::new(), |list| {
-        list.volumes.into_iter().map(|volume| volume.name).collect()
-    });
+    let names = names_near(client, name).unwrap_or_default();
     match most_similar(name, &names) {
         Some(similar) => Failure {
             detail: format!("{}; did you mean {similar}?", failure.detail),
@@ -24,6 +21,17 @@ pub(super) fn suggest(client: &Client, name: &str, failure: Failure) -> Failure 
         },
         None => failure,
     }
+}
+
+/// Names among which it may be: all, if there are few, and else those that begin alike.
+fn names_near(client: &Client, name: &str) -> Result<Vec<String>> {
+    let mut list: VolumeList = client.get("/v1/volumes")?;
+    if let (Some(_), Some(first)) = (&list.next, name.get(..1)) {
+        let path = format!("/v1/volumes?after={}", encoded(first));
+        let near: VolumeList = client.get(&path)?;
+        list.volumes.extend(near.volumes);
+    }
+    Ok(list.volumes.into_iter().map(|volume| volume.name).collect())
 }
 
 pub(super) fn most_similar<'a>(name: &str, names: &'a [String]) -> Option<&'a str> {

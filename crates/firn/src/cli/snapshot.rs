@@ -2,8 +2,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::args::{ApiArgs, SnapshotCommand};
+use serde_json::Map;
+
+use super::args::{ApiArgs, ListArgs, SnapshotCommand};
 use super::client::{Client, volume_path};
+use super::lists::{ListPrinter, ListWalk};
 use super::{output, similar_name};
 use crate::failure::Result;
 use crate::model::{CreateSnapshot, Restored, Snapshot, SnapshotList};
@@ -28,16 +31,7 @@ pub(crate) fn snapshot(api: &ApiArgs, json: bool, command: &SnapshotCommand) -> 
                 false => output::line(&created.name),
             }
         }
-        SnapshotCommand::List { volume } => {
-            let path = format!("{}/snapshots", volume_path(volume));
-            let list: SnapshotList = client
-                .get(&path)
-                .map_err(|failure| similar_name::suggest(&client, volume, failure))?;
-            match json {
-                true => output::json(&list),
-                false => print_list(&list),
-            }
-        }
+        SnapshotCommand::List { volume, list: args } => list(&client, json, volume, args),
         SnapshotCommand::Restore { name } => {
             let (volume, snapshot) = split(name);
             let path = format!("{}/snapshots/{snapshot}/restore", volume_path(volume));
@@ -72,27 +66,44 @@ fn age_of(unix_ms: u64) -> String {
     output::rounded_time(age_s)
 }
 
-fn print_list(list: &SnapshotList) -> Result<()> {
-    let row = |snapshot: &Snapshot| {
-        let labels = snapshot.labels.iter();
-        let labels: Vec<String> = labels
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
-        vec![
-            snapshot.name.clone(),
-            Size(snapshot.size_bytes).to_string(),
-            snapshot.lsn.to_string(),
-            age_of(snapshot.taken_unix_ms),
-            if snapshot.stored { "yes" } else { "not yet" }.to_owned(),
-            snapshot.attached.clone().unwrap_or_default(),
-            labels.join(" "),
-        ]
-    };
-    let rows: Vec<Vec<String>> = list.snapshots.iter().map(row).collect();
-    output::table(
-        &[
-            "SNAPSHOT", "SIZE", "LSN", "AGE", "STORED", "ATTACHED", "LABELS",
-        ],
-        &rows,
-    )
+const HEADING: [&str; 7] = [
+    "SNAPSHOT", "SIZE", "LSN", "AGE", "STORED", "ATTACHED", "LABELS",
+];
+
+/// Prints the snapshots as they come.
+fn list(client: &Client, json: bool, volume: &str, args: &ListArgs) -> Result<()> {
+    let path = format!("{}/snapshots", volume_path(volume));
+    let mut args = args.clone();
+    if let Some(after) = args.after.as_mut().filter(|after| !after.contains('@')) {
+        *after = format!("{volume}@{after}");
+    }
+    let mut walk = ListWalk::of(client, path, &args);
+    let mut printer = ListPrinter::new::<SnapshotList>(json, &HEADING);
+    loop {
+        let part = walk.next::<SnapshotList>();
+        let part = part.map_err(|failure| similar_name::suggest(client, volume, failure))?;
+        let Some(part) = part else {
+            return printer.end(&walk, Map::new());
+        };
+        printer.print(&part, part.snapshots.iter().map(row).collect())?;
+        if !printer.is_read() {
+            return Ok(());
+        }
+    }
+}
+
+fn row(snapshot: &Snapshot) -> Vec<String> {
+    let labels = snapshot.labels.iter();
+    let labels: Vec<String> = labels
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    vec![
+        snapshot.name.clone(),
+        Size(snapshot.size_bytes).to_string(),
+        snapshot.lsn.to_string(),
+        age_of(snapshot.taken_unix_ms),
+        if snapshot.stored { "yes" } else { "not yet" }.to_owned(),
+        snapshot.attached.clone().unwrap_or_default(),
+        labels.join(" "),
+    ]
 }

@@ -2,8 +2,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::args::{ApiArgs, DeleteArgs, TrashCommand};
+use serde_json::Map;
+
+use super::args::{ApiArgs, DeleteArgs, ListArgs, TrashCommand};
 use super::client::{Client, volume_path};
+use super::lists::{ListPrinter, ListWalk};
 use super::{output, similar_name};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{RestoreTrashed, TrashList, TrashedVolume, Volume};
@@ -12,13 +15,7 @@ use crate::units::Size;
 pub(crate) fn trash(api: &ApiArgs, json: bool, command: &TrashCommand) -> Result<()> {
     let client = Client::new(api)?;
     match command {
-        TrashCommand::List => {
-            let list: TrashList = client.get("/v1/trash")?;
-            match json {
-                true => output::json(&list),
-                false => print_list(&list),
-            }
-        }
+        TrashCommand::List(args) => list(&client, json, args),
         TrashCommand::Restore { which, name } => {
             let asked = RestoreTrashed { name: name.clone() };
             let path = format!("{}/restore", trash_path(which));
@@ -30,12 +27,14 @@ pub(crate) fn trash(api: &ApiArgs, json: bool, command: &TrashCommand) -> Result
         }
         TrashCommand::Empty { which: Some(which) } => client.delete(&trash_path(which)),
         TrashCommand::Empty { which: None } => {
-            let list: TrashList = client.get("/v1/trash")?;
-            for volume in list.volumes {
-                match client.delete(&trash_path(&volume.id)) {
-                    // Another was quicker.
-                    Err(failure) if failure.code == FailureCode::NoSuchVolume => {}
-                    emptied => emptied?,
+            let mut walk = ListWalk::new(&client, "/v1/trash");
+            while let Some(list) = walk.next::<TrashList>()? {
+                for volume in list.volumes {
+                    match client.delete(&trash_path(&volume.id)) {
+                        // Another was quicker.
+                        Err(failure) if failure.code == FailureCode::NoSuchVolume => {}
+                        emptied => emptied?,
+                    }
                 }
             }
             Ok(())
@@ -101,16 +100,27 @@ fn time_left(until_unix_ms: u64) -> String {
     }
 }
 
-fn print_list(list: &TrashList) -> Result<()> {
-    let row = |volume: &TrashedVolume| {
-        vec![
-            volume.name.clone(),
-            Size(volume.size_bytes).to_string(),
-            volume.snapshots.to_string(),
-            time_left(volume.until_unix_ms),
-            volume.id.clone(),
-        ]
-    };
-    let rows: Vec<Vec<String>> = list.volumes.iter().map(row).collect();
-    output::table(&["VOLUME", "SIZE", "SNAPSHOTS", "KEPT FOR", "ID"], &rows)
+const HEADING: [&str; 5] = ["VOLUME", "SIZE", "SNAPSHOTS", "KEPT FOR", "ID"];
+
+/// Prints what is in the trash as it comes.
+fn list(client: &Client, json: bool, args: &ListArgs) -> Result<()> {
+    let mut walk = ListWalk::of(client, "/v1/trash", args);
+    let mut printer = ListPrinter::new::<TrashList>(json, &HEADING);
+    while let Some(part) = walk.next::<TrashList>()? {
+        printer.print(&part, part.volumes.iter().map(row).collect())?;
+        if !printer.is_read() {
+            return Ok(());
+        }
+    }
+    printer.end(&walk, Map::new())
+}
+
+fn row(volume: &TrashedVolume) -> Vec<String> {
+    vec![
+        volume.name.clone(),
+        Size(volume.size_bytes).to_string(),
+        volume.snapshots.to_string(),
+        time_left(volume.until_unix_ms),
+        volume.id.clone(),
+    ]
 }

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use super::args::{ApiArgs, Patience, VolumeCommand};
+use serde_json::{Map, json};
+
+use super::args::{ApiArgs, ListArgs, Patience, VolumeCommand};
 use super::client::{Client, volume_path};
+use super::lists::{ListPrinter, ListWalk};
 use super::{output, similar_name, top, trash};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
@@ -44,20 +47,7 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
                 false => output::line(&created.name),
             }
         }
-        VolumeCommand::List => {
-            let list: VolumeList = client.get("/v1/volumes")?;
-            match json {
-                true => output::json(&list)?,
-                false => print_list(&list)?,
-            }
-            match list.store_error {
-                None => Ok(()),
-                Some(why) => Err(Failure::new(
-                    FailureCode::StoreUnavailable,
-                    format!("only volumes that are open here are listed: {why}"),
-                )),
-            }
-        }
+        VolumeCommand::List(args) => list(&client, json, args),
         VolumeCommand::Show {
             which,
             watch,
@@ -132,7 +122,56 @@ fn find_existing(client: &Client, asked: &CreateVolume) -> Result<Volume> {
     ))
 }
 
-fn print_list(list: &VolumeList) -> Result<()> {
+const HEADING: [&str; 6] = [
+    "NAME",
+    "SIZE",
+    "BLOCK",
+    "STATE",
+    "ATTACHED",
+    "NOT STORED FOR",
+];
+
+/// Prints the volumes as they come.
+fn list(client: &Client, json: bool, args: &ListArgs) -> Result<()> {
+    let mut walk = ListWalk::of(client, "/v1/volumes", args);
+    let mut printer = ListPrinter::new::<VolumeList>(json, &HEADING);
+    let (mut waiting, mut store_error) = (Vec::new(), None);
+    while let Some(mut part) = walk.next::<VolumeList>()? {
+        printer.print(&part, list_rows(&part))?;
+        if !printer.is_read() {
+            return Ok(());
+        }
+        waiting.append(&mut part.waiting);
+        store_error = part.store_error.or(store_error);
+    }
+    let mut more = Map::new();
+    if json && !waiting.is_empty() {
+        more.insert("waiting".to_owned(), json!(waiting));
+    }
+    if let Some(why) = &store_error {
+        more.insert("store_error".to_owned(), json!(why));
+    }
+    printer.end(&walk, more)?;
+    for one in waiting.iter().filter(|_| !json) {
+        let since = seconds(one.since_seconds);
+        output::line(&match is_left_out(one) {
+            true => format!("\n{}", one.why),
+            false => format!(
+                "\n{} waits since {since}, and is retried: {}",
+                one.name, one.why
+            ),
+        })?;
+    }
+    match store_error {
+        None => Ok(()),
+        Some(why) => Err(Failure::new(
+            FailureCode::StoreUnavailable,
+            format!("only volumes that are open here are listed: {why}"),
+        )),
+    }
+}
+
+fn list_rows(list: &VolumeList) -> Vec<Vec<String>> {
     let waits = |name: &str| list.waiting.iter().find(|one| one.name == name);
     let mut rows: Vec<Vec<String>> = list
         .volumes
@@ -168,28 +207,7 @@ fn print_list(list: &VolumeList) -> Result<()> {
             unknown(),
         ]);
     }
-    output::table(
-        &[
-            "NAME",
-            "SIZE",
-            "BLOCK",
-            "STATE",
-            "ATTACHED",
-            "NOT STORED FOR",
-        ],
-        &rows,
-    )?;
-    for one in &list.waiting {
-        let since = seconds(one.since_seconds);
-        output::line(&match is_left_out(one) {
-            true => format!("\n{}", one.why),
-            false => format!(
-                "\n{} waits since {since}, and is retried: {}",
-                one.name, one.why
-            ),
-        })?;
-    }
-    Ok(())
+    rows
 }
 
 fn is_left_out(one: &WaitingVolume) -> bool {

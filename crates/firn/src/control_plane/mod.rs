@@ -4,7 +4,7 @@
 //! volume are serialized by a lock. Each operation either does what it says, or fails and changes
 //! nothing. `attach` holds the operations that concern the frontends, `opening` what a server opens
 //! by itself, `start_record` what keeps it from opening a volume again and again that ends it, `waiting` what it could
-//! not open yet, `activity` what it does, `rescue` what is kept of volumes that were lost,
+//! not open yet, `lists` which volumes there are, `activity` what it does, `rescue` what is kept of volumes that were lost,
 //! `give_back` how a log is emptied for good.
 
 mod activity;
@@ -14,6 +14,7 @@ mod diff;
 mod gc;
 pub(crate) mod give_back;
 mod health;
+mod lists;
 pub(crate) mod opening;
 mod points;
 mod rescue;
@@ -51,7 +52,7 @@ use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
 use crate::local_files::{DiskWatch, RingFiles};
 use crate::metrics::IoCounters;
 use crate::metrics::latencies::LatencyRegistry;
-use crate::model::{self, CreateVolume, NbdInfo, Volume, VolumeList, VolumeState};
+use crate::model::{CreateVolume, NbdInfo, Volume, VolumeState};
 use crate::store_access::StoreAccess;
 use crate::units::Size;
 
@@ -65,10 +66,6 @@ const EXIT_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often closing a volume is attempted while the store fails, and the first delay between.
 const CLOSE_ATTEMPTS: u32 = 5;
 const CLOSE_RETRY_DELAY: Duration = Duration::from_secs(1);
-
-/// How long a list waits for a store that is in trouble, and how often it looks whether it is.
-const LIST_PATIENCE: Duration = Duration::from_secs(2);
-const LIST_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// An open volume and the addresses under which clients reach it.
 #[derive(Debug)]
@@ -173,55 +170,6 @@ impl ControlPlane {
             uris: self.nbd.uris(&open.info.name),
         };
         self.volumes.all().into_iter().map(reachable).collect()
-    }
-
-    /// All volumes of the store, and those that wait here. While the store is away: what this
-    /// server knows by itself.
-    pub(crate) async fn list(&self) -> VolumeList {
-        let (infos, store_error) = match self.list_stored().await {
-            Ok(infos) => (infos, None),
-            Err(failure) => {
-                let open = self.volumes.all().into_iter();
-                let infos = open.map(|open| open.volume.info());
-                let infos = infos.filter(|info| !attach::is_snapshot(&info.name));
-                let infos = infos.collect();
-                (infos, Some(failure.detail))
-            }
-        };
-        let waiting = self.waiting.all().into_iter();
-        VolumeList {
-            volumes: infos.iter().map(|info| self.describe(info)).collect(),
-            waiting: waiting
-                .map(|(name, waiting)| model::WaitingVolume {
-                    name,
-                    why: waiting.failure.detail,
-                    code: waiting.failure.code.name().to_owned(),
-                    since_seconds: waiting.since.elapsed().as_secs_f64(),
-                })
-                .collect(),
-            store_error,
-        }
-    }
-
-    /// The volumes of the store. A large store takes its time; one that is in trouble is not waited for:
-    /// who asks for a list in an outage wants to know what goes on.
-    async fn list_stored(&self) -> Result<Vec<VolumeInfo>> {
-        let mut listed = std::pin::pin!(self.host.list_volumes());
-        let asked = Instant::now();
-        loop {
-            let look = tokio::time::sleep(LIST_LOOK_INTERVAL);
-            tokio::select! {
-                infos = &mut listed => return infos.map_err(Failure::from),
-                () = look => {}
-            }
-            let trouble = self.store.as_ref().and_then(|store| store.trouble());
-            let may_give_up = !canary::active!("list_waits_for_the_store");
-            if let Some(trouble) = trouble.filter(|_| may_give_up)
-                && asked.elapsed() >= LIST_PATIENCE
-            {
-                return Err(Failure::new(FailureCode::StoreUnavailable, trouble.why));
-            }
-        }
     }
 
     pub(crate) async fn show(&self, name: &str) -> Result<Volume> {

@@ -4,7 +4,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use volume::{Durability, OpenMode, SnapshotInfo};
+use volume::{Durability, ListPlace, OpenMode, SnapshotInfo};
 
 use crate::control_plane::ControlPlane;
 use crate::control_plane::schedules::check_labels;
@@ -53,21 +53,19 @@ impl ControlPlane {
         created.map(describe).map_err(Failure::from)
     }
 
-    pub(crate) async fn snapshots(&self, volume: &str) -> Result<SnapshotList> {
-        let found = self
-            .host
-            .list_snapshots(volume)
-            .await
-            .map_err(Failure::from)?;
-        if found.is_empty() {
+    pub(crate) async fn snapshots(&self, volume: &str, place: ListPlace) -> Result<SnapshotList> {
+        let listed = self.host.list_snapshots(volume, place);
+        let part = listed.await.map_err(Failure::from)?;
+        if part.items.is_empty() {
             // There may be no such volume, and an empty list would not say so.
             self.host.show_volume(volume).await.map_err(Failure::from)?;
         }
+        let snapshots = part.items.into_iter();
         Ok(SnapshotList {
-            snapshots: found
-                .into_iter()
+            snapshots: snapshots
                 .map(|info| self.with_address(describe(info)))
                 .collect(),
+            next: part.next,
         })
     }
 
@@ -113,15 +111,8 @@ impl ControlPlane {
         self.check_no_waiting_disk(volume)?;
         if let Some(open) = &open {
             // Before anything is closed for it.
-            let listed = self
-                .host
-                .list_snapshots(volume)
-                .await
-                .map_err(Failure::from)?;
-            let name = format!("{volume}@{snapshot}");
-            if !listed.iter().any(|found| found.name == name) {
-                return Err(Failure::from(volume::OpenError::NoSuchSnapshot(name)));
-            }
+            let found = self.host.show_snapshot(&format!("{volume}@{snapshot}"));
+            found.await.map_err(Failure::from)?;
             self.check_no_connections(volume)?;
             if let Err(failure) = self.close(open).await {
                 self.restore_export(open);

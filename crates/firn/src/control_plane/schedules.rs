@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt;
+use volume::ListPlace;
 
 use super::{ControlPlane, attach};
 use crate::cli::args::SnapshotSchedule;
@@ -24,6 +25,8 @@ const LABEL: &str = "schedule";
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Volumes whose snapshots are taken at once.
 const AT_ONCE: usize = 8;
+/// Snapshots that are looked at together.
+const LISTED_AT_ONCE: usize = 1000;
 /// After a failure it is tried again when this has passed, or a tenth of the schedule's time if that is less.
 const RETRY_DELAY: Duration = Duration::from_secs(60);
 
@@ -302,14 +305,26 @@ impl ControlPlane {
         open: &OpenVolume,
         schedule: &SnapshotSchedule,
     ) -> Result<Vec<Snapshot>> {
-        let all = self.snapshots(&open.info.name).await?.snapshots;
         let (id, name) = (open.info.id.to_string(), schedule.name());
         let is_own = |snapshot: &Snapshot| {
             canary::active!("a_schedule_owns_all_snapshots")
                 || snapshot.volume_id.as_ref() == Some(&id)
                     && snapshot.labels.get(LABEL) == Some(&name)
         };
-        Ok(all.into_iter().filter(is_own).collect())
+        let mut own = Vec::new();
+        let mut after = None;
+        loop {
+            let place = ListPlace {
+                after,
+                limit: LISTED_AT_ONCE,
+            };
+            let part = self.snapshots(&open.info.name, place).await?;
+            own.extend(part.snapshots.into_iter().filter(is_own));
+            match part.next {
+                None => return Ok(own),
+                next => after = next,
+            }
+        }
     }
 }
 

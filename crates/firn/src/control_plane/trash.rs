@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use volume::TrashedVolume;
+use volume::{ListPlace, TrashedVolume};
 
 use crate::control_plane::{ControlPlane, attach};
 use crate::failure::{Failure, Result};
@@ -41,10 +41,11 @@ impl ControlPlane {
         self.disks.attached.remove(name)
     }
 
-    pub(crate) async fn trash(&self) -> Result<TrashList> {
-        let found = self.host.list_trash().await.map_err(Failure::from)?;
+    pub(crate) async fn trash(&self, place: ListPlace) -> Result<TrashList> {
+        let part = self.host.list_trash(place).await.map_err(Failure::from)?;
         Ok(TrashList {
-            volumes: found.into_iter().map(describe).collect(),
+            volumes: part.items.into_iter().map(describe).collect(),
+            next: part.next,
         })
     }
 

@@ -221,9 +221,10 @@ impl IoExecutor {
         // The semaphores are never closed; if they were, the request may go without a permit.
         let _permit = match &op {
             StoreOp::Put { .. } => self.packs.acquire().await.ok(),
-            StoreOp::Get { .. } | StoreOp::GetRange { .. } | StoreOp::List { .. } => {
-                self.reads.acquire().await.ok()
-            }
+            StoreOp::Get { .. }
+            | StoreOp::GetRange { .. }
+            | StoreOp::List { .. }
+            | StoreOp::ListPart { .. } => self.reads.acquire().await.ok(),
             // Roots are small, and a volume's commit must not wait for other volumes' packs.
             StoreOp::Create { .. } | StoreOp::Update { .. } | StoreOp::Delete { .. } => None,
         };
@@ -274,6 +275,14 @@ impl IoExecutor {
             StoreOp::Delete { key } => self.store.delete(&key).await.map(|()| StoreReply::Deleted),
             StoreOp::List { prefix } => {
                 let found = self.store.list(&prefix).await?;
+                Ok(StoreReply::Keys(found))
+            }
+            StoreOp::ListPart {
+                prefix,
+                after,
+                limit,
+            } => {
+                let found = self.store.list_part(&prefix, &after, limit).await?;
                 Ok(StoreReply::Keys(found))
             }
         }
@@ -347,6 +356,6 @@ fn counter_index(op: &StoreOp) -> usize {
         StoreOp::Create { .. } => 3,
         StoreOp::Update { .. } => 4,
         StoreOp::Delete { .. } => 5,
-        StoreOp::List { .. } => 6,
+        StoreOp::List { .. } | StoreOp::ListPart { .. } => 6,
     }
 }

@@ -2,10 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Answer to `GET /v1/trash`: what was deleted first in front.
+/// Answer to `GET /v1/trash`: a part of the list, by name, and behind that those whose names others have taken, by id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TrashList {
     pub(crate) volumes: Vec<TrashedVolume>,
+    /// Behind what the next part begins, as `after`; none: this is the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next: Option<String>,
 }
 
 /// A volume in the trash.

@@ -231,11 +231,14 @@ pub(crate) struct Watermark {
     pub(crate) age_seconds: f64,
 }
 
-/// Answer to `GET /v1/volumes`.
+/// Answer to `GET /v1/volumes`: a part of the list, by name.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VolumeList {
     pub(crate) volumes: Vec<Volume>,
-    /// Volumes that this server is to serve and cannot open yet, or leaves out.
+    /// Behind what the next part begins, as `after`; none: this is the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next: Option<String>,
+    /// Volumes that this server is to serve and cannot open yet, or leaves out, of the names that the part covers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) waiting: Vec<WaitingVolume>,
     /// Why the store could not be asked: then only volumes that are open here are listed.

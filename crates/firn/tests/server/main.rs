@@ -22,6 +22,7 @@ mod images;
 mod increments;
 mod latency;
 mod left_out;
+mod lists;
 mod moves;
 mod network_store;
 mod page;

@@ -118,3 +118,28 @@ fn the_page_lists_the_snapshots_of_a_volume_and_offers_what_may_be_made_of_them(
         assert!(page.contains(part), "{part}: {page}");
     }
 }
+
+#[test]
+fn the_page_shows_the_beginning_of_a_long_list_and_whatever_a_link_names() {
+    let world = World::new();
+    let server = world.serve("cache", &["--insecure", "api"]);
+    for number in 0..205 {
+        let body = format!(r#"{{"name":"v{number:03}","size_bytes":8388608}}"#);
+        let created = ureq::post(format!("{}/v1/volumes", server.api))
+            .header("content-type", "application/json")
+            .send(body);
+        assert_eq!(created.unwrap().status(), 201);
+    }
+    let Some(page) = rendered(&world, &server, "#snapshots=v204") else {
+        return;
+    };
+    for part in [
+        "<strong>v199</strong>",
+        "<p id=\"more\" class=\"more\"><button type=\"button\">More volumes</button></p>",
+        "aria-label=\"Snapshots of v204\" aria-expanded=\"true\"",
+        "No snapshot yet.",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains("<strong>v200</strong>"), "{page}");
+}

@@ -9,8 +9,9 @@ use crate::store::catalog;
 use crate::store::catalog::volume_spec::VolumeInfo;
 use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
 use crate::store::forks::restore::restore;
-use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
+use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots, show_snapshot};
 use crate::store::forks::{self, Durability, Fork};
+use crate::store::parts::{ListPart, ListPlace};
 use crate::store::trash::entries::TrashedVolume;
 use crate::store::trash::{self, entries};
 
@@ -24,9 +25,12 @@ impl Host {
         )
     }
 
-    /// What is in the trash, what was deleted first in front.
-    pub fn list_trash(&self) -> Answer<Result<Vec<TrashedVolume>, OpenError>> {
-        self.control(|engine| async move { entries::list(&engine).await })
+    /// A part of what is in the trash: by name, and behind that those whose names others have taken, by id.
+    pub fn list_trash(
+        &self,
+        place: ListPlace,
+    ) -> Answer<Result<ListPart<TrashedVolume>, OpenError>> {
+        self.control(move |engine| async move { entries::list(&engine, &place).await })
     }
 
     /// Gives a volume back from the trash with its snapshots: the one of this id, or of those that had this name the
@@ -68,10 +72,20 @@ impl Host {
         })
     }
 
-    /// The snapshots of a volume, the oldest first.
-    pub fn list_snapshots(&self, volume: &str) -> Answer<Result<Vec<SnapshotInfo>, OpenError>> {
+    /// A part of the snapshots of a volume, by name.
+    pub fn list_snapshots(
+        &self,
+        volume: &str,
+        place: ListPlace,
+    ) -> Answer<Result<ListPart<SnapshotInfo>, OpenError>> {
         let volume = volume.to_owned();
-        self.control(move |engine| async move { list_snapshots(&engine, &volume).await })
+        self.control(move |engine| async move { list_snapshots(&engine, &volume, &place).await })
+    }
+
+    /// What the store says of one snapshot, `VOLUME@SNAPSHOT`.
+    pub fn show_snapshot(&self, name: &str) -> Answer<Result<SnapshotInfo, OpenError>> {
+        let name = name.to_owned();
+        self.control(move |engine| async move { show_snapshot(&engine, &name).await })
     }
 
     /// Deletes a snapshot; forks of it stay.

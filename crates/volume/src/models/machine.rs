@@ -236,6 +236,16 @@ impl Machine {
                 let keys = found.map(|(key, (data, _))| (key.clone(), data.len() as u64));
                 return Ok(StoreReply::Keys(keys.collect()));
             }
+            StoreOp::ListPart {
+                prefix,
+                after,
+                limit,
+            } => {
+                let found = objects.iter().filter(|(key, _)| key.starts_with(&prefix));
+                let found = found.filter(|(key, _)| **key > after).take(limit);
+                let keys = found.map(|(key, (data, _))| (key.clone(), data.len() as u64));
+                return Ok(StoreReply::Keys(keys.collect()));
+            }
         }
         let version = Version(new.to_string());
         Ok(StoreReply::Written { version })

@@ -6,7 +6,7 @@
 //! at a time, and [`host_log`] writes the records of the host; [`fetch`] brings chunks into memory, for reads and
 //! ahead of them. [`forks`] makes snapshots of volumes and volumes of them, [`diff`] says what differs between
 //! them, [`trash`] keeps deleted volumes for a while; [`collector`] and [`compact`] give back what is not needed.
-//! [`objects`] and [`immutable`] make the single requests of them all.
+//! [`parts`] lists roots a part at a time, [`objects`] and [`immutable`] make the single requests of them all.
 
 pub(crate) mod catalog;
 pub(crate) mod collector;
@@ -20,5 +20,6 @@ pub(crate) mod host_log;
 mod immutable;
 pub(crate) mod objects;
 pub(crate) mod open;
+pub(crate) mod parts;
 pub(crate) mod roots;
 pub(crate) mod trash;

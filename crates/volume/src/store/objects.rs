@@ -25,8 +25,7 @@ pub(crate) async fn store_with_retry(
         match engine.port.store(op.clone()).await {
             Err(StoreError::Unavailable(_)) => {}
             // A read may be repeated after any outcome.
-            Err(StoreError::Unknown(_))
-                if matches!(op, StoreOp::Get { .. } | StoreOp::GetRange { .. }) => {}
+            Err(StoreError::Unknown(_)) if op.is_read() => {}
             other => return other,
         }
         engine.port.sleep(delay).await;

@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use volume::object::root_key;
-use volume::{Durability, OpenError, SnapshotInfo, Volume};
+use volume::{Durability, ListPlace, OpenError, SnapshotInfo, Volume};
 
 use crate::support::hosts::{close, elsewhere, root_of};
-use crate::support::points::{delete_snapshot, done, fold, fork, snapshot_names};
+use crate::support::points::{delete_snapshot, done, fold, fork, snapshot_infos, snapshot_names};
 use crate::support::{Environment, Fault, World, with_volume};
 
 /// Takes a snapshot without waiting for the store.
@@ -75,8 +75,7 @@ fn a_snapshot_needs_no_store_and_is_there_when_the_store_is() {
     assert!(!has_root(&world.env, "demo@s2"));
     world.env.outage = false;
     world.pass(60_000);
-    let listed = world.host.list_snapshots("demo");
-    let listed = done(&mut world, &listed);
+    let listed = snapshot_infos(&mut world, "demo");
     assert_eq!(listed.len(), 4);
     assert!(listed.iter().all(|info| info.is_stored), "{listed:?}");
     verify_three(&mut world, "was");
@@ -148,8 +147,7 @@ fn power_fails_at_the_moment_of_the_answer() {
     let mut world = World::start(env);
     world.open("demo");
     world.pass(60_000);
-    let listed = world.host.list_snapshots("demo");
-    let listed = done(&mut world, &listed);
+    let listed = snapshot_infos(&mut world, "demo");
     assert_eq!(listed.last().map(|info| info.id), Some(taken.id));
     let fork = fork(&mut world, "demo@one", "was").expect("it is in the store");
     assert_eq!(world.read_fill(&fork, 0, 4096), 2);
@@ -198,8 +196,7 @@ fn a_crash_at_any_request_leaves_one_whole_snapshot() {
             let mut world = World::start(env);
             let volume = world.open("demo");
             world.pass(30_000);
-            let listed = world.host.list_snapshots("demo");
-            let listed = done(&mut world, &listed);
+            let listed = snapshot_infos(&mut world, "demo");
             assert_eq!(listed.len(), 2, "{fault:?} {after}: {listed:?}");
             assert_eq!(listed[1].id, taken.id);
             let fork = fork(&mut world, "demo@one", "was").expect("forked");
@@ -257,8 +254,7 @@ fn one_that_the_log_keeps_is_listed_and_deleted_and_its_name_is_free_again() {
         take(&mut world, "demo@one").expect_err("taken"),
         OpenError::Exists("demo@one".into())
     );
-    let listed = world.host.list_snapshots("demo");
-    let listed = done(&mut world, &listed);
+    let listed = snapshot_infos(&mut world, "demo");
     assert_eq!(
         listed.iter().map(|info| info.is_stored).collect::<Vec<_>>(),
         [true, false]
@@ -275,6 +271,43 @@ fn one_that_the_log_keeps_is_listed_and_deleted_and_its_name_is_free_again() {
         snapshot_names(&mut world, "demo"),
         ["demo@first", "demo@one"]
     );
+}
+
+/// Three that only the log has, among one that the store has, a part at a time.
+#[test]
+fn they_are_listed_by_name_among_the_others_in_parts_of_any_size() {
+    let (mut world, _volume) = three_in_an_outage();
+    world.env.outage = false;
+    world.env.failing_puts = usize::MAX;
+    for limit in 1..6 {
+        let (mut told, mut after) = (Vec::new(), None);
+        loop {
+            let place = ListPlace { after, limit };
+            let answer = world.host.list_snapshots("demo", place);
+            let part = done(&mut world, &answer);
+            assert!(part.items.len() <= limit);
+            told.extend(
+                part.items
+                    .into_iter()
+                    .map(|info| (info.name, info.is_stored)),
+            );
+            after = part.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let expected = [
+            ("demo@first", true),
+            ("demo@s2", false),
+            ("demo@s3", false),
+            ("demo@s4", false),
+        ];
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(name, is)| ((*name).to_owned(), *is))
+            .collect();
+        assert_eq!(told, expected, "{limit}");
+    }
 }
 
 #[test]
@@ -385,8 +418,7 @@ fn more_than_there_are_places_for_wait_while_the_store_goes_on() {
         done(&mut world, asked);
     }
     world.pass(10_000);
-    let listed = world.host.list_snapshots("demo");
-    let listed = done(&mut world, &listed);
+    let listed = snapshot_infos(&mut world, "demo");
     assert_eq!(listed.iter().filter(|info| info.is_stored).count(), 21);
 }
 

@@ -4,6 +4,7 @@ use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Step};
 use volume::OpenError;
 
+use crate::support::points::whole_list;
 use crate::support::{Environment, World, waker, with_volume};
 
 const MIB: u64 = 1 << 20;
@@ -114,10 +115,11 @@ fn a_volume_that_was_grown_takes_writes_there_and_keeps_its_size_and_never_shrin
 fn volumes_are_listed_and_deleted_only_when_nobody_has_them_open() {
     let (mut world, volume) = with_volume();
     world.create("other", MIB);
-    let answer = world.host.list_volumes();
+    let answer = world.host.list_volumes(whole_list());
     let names: Vec<String> = world
         .wait(|_| answer.try_take())
         .expect("listed")
+        .items
         .into_iter()
         .map(|info| info.name)
         .collect();

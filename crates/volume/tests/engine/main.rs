@@ -30,6 +30,7 @@ mod kept_histories;
 mod kept_snapshots;
 mod kept_tails;
 mod lifecycle;
+mod lists;
 mod low_marks;
 mod many_volumes;
 mod names;

@@ -8,7 +8,7 @@ use volume::{OpenError, TrashedVolume, Volume};
 use crate::support::checks::check_all;
 use crate::support::hosts::{close, elsewhere, root_of};
 use crate::support::points::{
-    delete_snapshot, done, fork, gc, make_fork, packs, snapshot, snapshot_names,
+    delete_snapshot, done, fork, gc, make_fork, packs, snapshot, snapshot_names, whole_list,
 };
 use crate::support::{Environment, Fault, World, with_volume};
 
@@ -31,13 +31,13 @@ fn empty(world: &mut World, which: &str) -> Result<(), OpenError> {
 }
 
 fn listed(world: &mut World) -> Vec<TrashedVolume> {
-    let answer = world.host.list_trash();
-    done(world, &answer)
+    let answer = world.host.list_trash(whole_list());
+    done(world, &answer).items
 }
 
 fn names(world: &mut World) -> Vec<String> {
-    let answer = world.host.list_volumes();
-    let found = done(world, &answer);
+    let answer = world.host.list_volumes(whole_list());
+    let found = done(world, &answer).items;
     found.into_iter().map(|info| info.name).collect()
 }
 

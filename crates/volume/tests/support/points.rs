@@ -1,7 +1,7 @@
 //! Points in time: snapshots of a volume, forks, and the folds, passes of the collector and second hosts that put them
 //! to the test.
 
-use volume::{Answer, Durability, Findings, OpenError, SnapshotInfo, Volume};
+use volume::{Answer, Durability, Findings, ListPlace, OpenError, SnapshotInfo, Volume};
 
 use super::{Environment, World};
 
@@ -24,11 +24,26 @@ pub(crate) fn delete_snapshot(world: &mut World, name: &str) -> Result<(), OpenE
     world.wait(|_| answer.try_take())
 }
 
-/// The names of a volume's snapshots, as they are listed.
-pub(crate) fn snapshot_names(world: &mut World, volume: &str) -> Vec<String> {
-    let answer = world.host.list_snapshots(volume);
+/// A volume's snapshots, as they are listed.
+pub(crate) fn snapshot_infos(world: &mut World, volume: &str) -> Vec<SnapshotInfo> {
+    let answer = world.host.list_snapshots(volume, whole_list());
     let found = done(world, &answer);
+    assert_eq!(found.next, None);
+    found.items
+}
+
+/// Their names.
+pub(crate) fn snapshot_names(world: &mut World, volume: &str) -> Vec<String> {
+    let found = snapshot_infos(world, volume);
     found.into_iter().map(|info| info.name).collect()
+}
+
+/// The place of a list that these tests have whole in one part.
+pub(crate) fn whole_list() -> ListPlace {
+    ListPlace {
+        after: None,
+        limit: 1000,
+    }
 }
 
 /// Makes a fork, and leaves it closed.

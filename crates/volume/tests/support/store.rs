@@ -1,5 +1,7 @@
 //! The object store of a world: each request takes effect at once, or as a test asked for.
 
+use std::collections::BTreeMap;
+
 use volume::driver::{StoreError, StoreOp, StoreReply, Version};
 use volume::object::pack::HEADER_BYTES;
 
@@ -16,7 +18,7 @@ fn kind_of(op: &StoreOp) -> &'static str {
         StoreOp::Create { .. } => "create",
         StoreOp::Update { .. } => "update",
         StoreOp::Delete { .. } => "delete",
-        StoreOp::List { .. } => "list",
+        StoreOp::List { .. } | StoreOp::ListPart { .. } => "list",
     }
 }
 
@@ -28,7 +30,7 @@ fn key_of(op: &StoreOp) -> &String {
         | StoreOp::Create { key, .. }
         | StoreOp::Update { key, .. }
         | StoreOp::Delete { key } => key,
-        StoreOp::List { prefix } => prefix,
+        StoreOp::List { prefix } | StoreOp::ListPart { prefix, .. } => prefix,
     }
 }
 
@@ -44,11 +46,26 @@ fn kept_of(key: &str, mut data: Vec<u8>, discards_packs: bool) -> Vec<u8> {
 /// As in every store, a list is of all, or of what stands below a slash.
 fn check_prefix(op: &StoreOp) -> Result<(), StoreError> {
     match op {
-        StoreOp::List { prefix } if !prefix.is_empty() && !prefix.ends_with('/') => {
+        StoreOp::List { prefix } | StoreOp::ListPart { prefix, .. }
+            if !prefix.is_empty() && !prefix.ends_with('/') =>
+        {
             Err(StoreError::Denied(format!("{prefix:?} is no prefix")))
         }
         _ => Ok(()),
     }
+}
+
+/// The first keys below a prefix behind a place.
+fn listed(
+    objects: &BTreeMap<String, (Vec<u8>, u64)>,
+    prefix: &str,
+    after: &str,
+    limit: usize,
+) -> StoreReply {
+    let found = objects.range(after.max(prefix).to_owned()..);
+    let found = found.filter(|(key, _)| key.as_str() > after && key.starts_with(prefix));
+    let keys = found.map(|(key, (data, _))| (key.clone(), data.len() as u64));
+    StoreReply::Keys(keys.take(limit).collect())
 }
 
 impl World {
@@ -195,13 +212,12 @@ impl World {
                 objects.remove(&key);
                 Ok(StoreReply::Deleted)
             }
-            StoreOp::List { prefix } => Ok(StoreReply::Keys(
-                objects
-                    .iter()
-                    .filter(|(key, _)| key.starts_with(&prefix))
-                    .map(|(key, (data, _))| (key.clone(), data.len() as u64))
-                    .collect(),
-            )),
+            StoreOp::List { prefix } => Ok(listed(objects, &prefix, "", usize::MAX)),
+            StoreOp::ListPart {
+                prefix,
+                after,
+                limit,
+            } => Ok(listed(objects, &prefix, &after, limit)),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 
+use super::list::ListArgs;
 use super::volume::volume_name;
 use crate::model::SnapshotWait;
 
@@ -21,11 +22,14 @@ pub(crate) enum SnapshotCommand {
         #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
         wait: SnapshotWait,
     },
-    /// List the snapshots of a volume, the oldest first.
+    /// List the snapshots of a volume by name, as they come. `--json` prints one document, whose list is complete when
+    /// the document is.
     List {
         /// Name of the volume.
         #[arg(value_name = "VOLUME", value_parser = volume_name)]
         volume: String,
+        #[command(flatten)]
+        list: ListArgs,
     },
     /// Set a volume back to a snapshot of it: same name, same identity. Its disk must be detached and its clients
     /// disconnected; what it holds now is kept as another snapshot, whose name is printed. Its size stays as it is, for a volume

@@ -2,12 +2,13 @@
 
 use clap::Subcommand;
 
+use super::list::ListArgs;
 use super::volume::volume_name;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrashCommand {
-    /// List the volumes in the trash, what was deleted first in front.
-    List,
+    /// List the volumes in the trash by name, and behind them, by id, those whose names others have taken.
+    List(ListArgs),
     /// Give a volume back, with its snapshots.
     Restore {
         /// Its name, or its id; of several that had the name it is the one that was deleted last.

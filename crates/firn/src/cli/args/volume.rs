@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 
+use super::list::ListArgs;
 use crate::units::{Size, TimeSpan};
 
 #[derive(Debug, Subcommand)]
@@ -23,8 +24,9 @@ pub(crate) enum VolumeCommand {
         #[command(flatten)]
         patience: Patience,
     },
-    /// List all volumes of the store.
-    List,
+    /// List the volumes of the store by name, as they come. `--json` prints one document, whose list is complete when
+    /// the document is.
+    List(ListArgs),
     /// Show one volume with its watermarks: how far its writes have got.
     Show {
         #[command(flatten)]

@@ -208,6 +208,7 @@ impl Shared {
                 let keys = found.map(|(key, (data, _))| (key.clone(), data.len() as u64));
                 Ok(StoreReply::Keys(keys.collect()))
             }
+            StoreOp::ListPart { .. } => unreachable!("these procedures read no list in parts"),
         }
     }
 
@@ -232,10 +233,7 @@ pub(super) struct Runner {
 }
 
 fn is_write(op: &StoreOp) -> bool {
-    !matches!(
-        op,
-        StoreOp::Get { .. } | StoreOp::GetRange { .. } | StoreOp::List { .. }
-    )
+    !op.is_read()
 }
 
 impl Runner {

@@ -16,7 +16,7 @@ use crate::hostlog::publisher::Batch;
 use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::hostlog::scan::read_stored;
 use crate::object::root::{Root, TrashMark};
-use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
+use crate::object::root_key;
 use crate::request::tail::Tail;
 use crate::store::catalog::name_locks::{NameLock, check_no_snapshot_is_locked};
 use crate::store::catalog::volume_spec::{
@@ -31,7 +31,8 @@ use crate::store::open::endings;
 use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::open::tail_claim::TailClaim;
 use crate::store::open::{OpenMode, discard_tail, take_epoch};
-use crate::store::roots::{list_keys, read_any_root, read_root, read_roots, unusable_root_error};
+use crate::store::parts::{ListPart, ListPlace, PartBuilder, RootWalk};
+use crate::store::roots::{read_any_root, read_root, unusable_root_error};
 use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Lsn};
 
@@ -285,16 +286,24 @@ fn check_all_stored(name: &str, tails: &[Arc<Tail>]) -> Result<(), OpenError> {
 
 /// Refuses to delete a volume that has snapshots: each is deleted by its own name.
 async fn check_no_snapshots(engine: &Engine, name: &str) -> Result<(), OpenError> {
-    let snapshots = list_snapshots(engine, name).await?;
-    let Some(oldest) = snapshots.first() else {
-        return Ok(());
+    let mut place = ListPlace {
+        after: None,
+        limit: 1,
     };
-    Err(OpenError::Invalid(format!(
-        "volume {name} has {} snapshots: delete them first, the oldest with `firn snapshot delete {}`; \
-         forks of it may stay",
-        snapshots.len(),
-        oldest.name
-    )))
+    loop {
+        let part = list_snapshots(engine, name, &place).await?;
+        if let Some(first) = part.items.first() {
+            return Err(OpenError::Invalid(format!(
+                "volume {name} has snapshots: delete them first, which begin with `firn snapshot delete {}`; forks of it \
+                 may stay",
+                first.name
+            )));
+        }
+        match part.next {
+            None => return Ok(()),
+            next => place.after = next,
+        }
+    }
 }
 
 /// Takes a volume that this host held, and ends its epoch in the log, so that no copy of this host can continue
@@ -345,15 +354,23 @@ pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo,
     Ok(VolumeInfo { stored, ..info })
 }
 
-/// The volumes of the store, by name.
-pub(crate) async fn list(engine: &Arc<Engine>) -> Result<Vec<VolumeInfo>, OpenError> {
-    let keys = list_keys(engine, ROOT_PREFIX).await?;
-    let names = keys.iter().filter_map(|key| volume_of_root_key(key));
-    let mut names: Vec<String> = names.map(str::to_owned).collect();
-    names.sort_unstable();
-    let roots = read_roots(engine, &names).await?;
-    Ok(roots
-        .iter()
-        .map(|head| VolumeInfo::of(&head.root))
-        .collect())
+/// A part of the volumes of the store, by name.
+pub(crate) async fn list(
+    engine: &Engine,
+    place: &ListPlace,
+) -> Result<ListPart<VolumeInfo>, OpenError> {
+    if let Some(after) = &place.after {
+        check_name(after)?;
+    }
+    let mut walk = RootWalk::of_volumes(engine, place.after.as_deref());
+    let mut part = PartBuilder::new(place.limit);
+    while let Some(roots) = walk.next(part.wanted()).await? {
+        for KnownRoot { root, .. } in roots {
+            let info = (!root.deleted).then(|| VolumeInfo::of(&root));
+            if !part.add(&root.name, info) {
+                return Ok(part.finish());
+            }
+        }
+    }
+    Ok(part.finish())
 }

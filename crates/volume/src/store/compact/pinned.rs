@@ -15,14 +15,16 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::marks::Pin;
 use crate::hostlog::names::PIN_PREFIX;
+use crate::object::ObjectId;
 use crate::object::page::BlockRef;
 use crate::object::root::Root;
-use crate::object::{ObjectId, snapshot_of_root_key, snapshots_of};
 use crate::request::tail::Tail;
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::fold::index_blocks::LOADS_AT_ONCE;
 use crate::store::objects::{store_error, store_with_retry};
 use crate::store::open::load_index::learn_sessions;
-use crate::store::roots::{list_keys, read_roots};
+use crate::store::parts::RootWalk;
+use crate::store::roots::{READS_AT_ONCE, list_keys};
 
 /// Takes packs out of what was chosen that a snapshot or pin names.
 pub(super) async fn leave_out(
@@ -40,44 +42,31 @@ pub(super) async fn leave_out(
         seen: HashSet::new(),
         left: std::mem::take(&mut chosen.packs),
     };
-    for root in pinned_roots(engine, tail).await? {
-        if search.left.is_empty() || !search.look(&root).await? {
-            // Nothing was found out: nothing is chosen.
-            search.left.clear();
-            break;
-        }
+    if !search.look_at_all().await? {
+        // Nothing was found out: nothing is chosen.
+        search.left.clear();
     }
     chosen.packs = search.left;
     Ok(())
 }
 
-/// Roots of the volume's snapshots, and of its children that are about to be.
-async fn pinned_roots(engine: &Engine, tail: &Tail) -> Result<Vec<Root>, OpenError> {
-    let keys = list_keys(engine, &snapshots_of(tail.name())).await?;
-    let names: Vec<String> = keys
-        .iter()
-        .filter_map(|key| snapshot_of_root_key(key))
-        .collect();
-    let found = read_roots(engine, &names).await?;
-    let mut roots: Vec<Root> = found.into_iter().map(|known| known.root).collect();
-    let pins = format!("{PIN_PREFIX}{}/", tail.id().volume);
-    for key in list_keys(engine, &pins).await? {
-        match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
-            Ok(StoreReply::Object { data, .. }) => {
-                let pin = Pin::decode(&data);
-                let pin = pin.map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
-                roots.push(pin.root);
-            }
-            Ok(_) => {
-                return Err(OpenError::Store(format!(
-                    "{key}: the store's answer does not fit"
-                )));
-            }
-            Err(StoreError::NotFound) => {}
-            Err(error) => return Err(store_error("read", &key, &error)),
+/// The root in a pin: of a child that is about to be; none: the pin is gone.
+async fn read_pin(engine: &Engine, key: &str) -> Result<Option<Root>, OpenError> {
+    let op = StoreOp::Get {
+        key: key.to_owned(),
+    };
+    match store_with_retry(engine, op).await {
+        Ok(StoreReply::Object { data, .. }) => {
+            let pin = Pin::decode(&data);
+            let pin = pin.map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
+            Ok(Some(pin.root))
         }
+        Ok(_) => Err(OpenError::Store(format!(
+            "{key}: the store's answer does not fit"
+        ))),
+        Err(StoreError::NotFound) => Ok(None),
+        Err(error) => Err(store_error("read", key, &error)),
     }
-    Ok(roots)
 }
 
 struct Search<'a> {
@@ -94,6 +83,35 @@ struct Search<'a> {
 type BlockKey = (ObjectId, u32);
 
 impl Search<'_> {
+    /// Takes out what the volume's snapshots and pins name; false: it was left in the middle.
+    async fn look_at_all(&mut self) -> Result<bool, OpenError> {
+        let mut walk = RootWalk::of_snapshots(self.engine, self.tail.name(), None);
+        while let Some(roots) = walk.next(READS_AT_ONCE).await? {
+            for KnownRoot { root, .. } in roots.iter().filter(|head| !head.root.deleted) {
+                if self.left.is_empty() {
+                    return Ok(true);
+                }
+                if !self.look(root).await? {
+                    return Ok(false);
+                }
+            }
+        }
+        // After the roots: the pin of one that was not there yet is still there.
+        let pins = format!("{PIN_PREFIX}{}/", self.tail.id().volume);
+        for key in list_keys(self.engine, &pins).await? {
+            let Some(root) = read_pin(self.engine, &key).await? else {
+                continue;
+            };
+            if self.left.is_empty() {
+                return Ok(true);
+            }
+            if !self.look(&root).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Takes out what a root names; false: it was left in the middle.
     async fn look(&mut self, root: &Root) -> Result<bool, OpenError> {
         learn_sessions(self.engine, root)?;

@@ -17,7 +17,6 @@ mod live_parent;
 pub(crate) mod open_snapshot;
 pub(crate) mod restore;
 pub(crate) mod snapshot_list;
-pub(in crate::store) mod snapshot_roots;
 pub(crate) mod store_kept;
 mod stored_parent;
 

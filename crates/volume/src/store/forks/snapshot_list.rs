@@ -2,7 +2,7 @@
 //!
 //! Reads only. The list is of names: the roots of a volume's snapshots stand under one prefix.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -10,10 +10,12 @@ use crate::log::snapshot_record::SnapshotRecord;
 use crate::object::SNAPSHOT_SIGN;
 use crate::object::extensions::Labels;
 use crate::object::root::Root;
+use crate::request::points::KeptSnapshot;
 use crate::store::catalog::volume_spec::check_name;
+use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::kept_snapshots::kept_of;
-use crate::store::forks::snapshot_roots::snapshot_roots;
-use crate::store::roots::read_any_root;
+use crate::store::parts::{ListPart, ListPlace, PartBuilder, RootWalk};
+use crate::store::roots::{read_any_root, read_root};
 use crate::store::trash::entries::is_in_trash;
 use crate::units::{Lsn, VolumeId};
 
@@ -113,65 +115,136 @@ pub(super) fn check_labels(labels: &[(String, String)]) -> Result<(), OpenError>
     Ok(())
 }
 
-/// The snapshots of a volume, the oldest first: ordered by content, because clocks differ. Snapshots of an
-/// earlier volume of the same name come first, if the clock was right. Those of a volume in the trash are
-/// hidden.
+/// A part of the snapshots of a volume, by name; those of an earlier volume of the same name are among them. Those of a
+/// volume in the trash are hidden.
 pub(crate) async fn list_snapshots(
     engine: &Engine,
     volume: &str,
-) -> Result<Vec<SnapshotInfo>, OpenError> {
+    place: &ListPlace,
+) -> Result<ListPart<SnapshotInfo>, OpenError> {
     check_name(volume)?;
-    // Before the store is asked: one that has its root meanwhile is found there.
-    let kept = kept_of(engine, volume);
-    let roots = snapshot_roots(engine, volume).await?;
-    let found = roots.iter().map(|head| SnapshotInfo::of(&head.root));
-    let mut found: Vec<SnapshotInfo> = found.collect();
-    let parents: BTreeSet<VolumeId> = found.iter().filter_map(|info| info.of).collect();
-    for parent in hidden(engine, volume, parents).await? {
-        found.retain(|info| info.of != Some(parent));
-    }
-    for (tail, kept) in kept {
-        let is_listed = found.iter().any(|info| info.id == kept.record.id);
-        if kept.is_durable && !is_listed {
-            found.push(SnapshotInfo::of_kept(tail.id().volume, &kept.record));
-        }
-    }
-    sort_by_age(&mut found);
-    Ok(found)
-}
-
-/// Those of the parents that are in the trash.
-async fn hidden(
-    engine: &Engine,
-    name: &str,
-    parents: BTreeSet<VolumeId>,
-) -> Result<Vec<VolumeId>, OpenError> {
-    let standing = match read_any_root(engine, name).await {
-        Ok(head) => Some(head.root),
-        Err(OpenError::NoSuchVolume(_)) => None,
-        Err(error) => return Err(error),
+    let after = match &place.after {
+        None => None,
+        Some(after) => match check_snapshot_name(after)? {
+            (of, after) if of == volume => Some(after),
+            _ => {
+                return Err(OpenError::Invalid(format!(
+                    "{after:?} is no snapshot of {volume}: a list goes on behind a name of its own"
+                )));
+            }
+        },
     };
-    // One that came out of the trash has those of what it was.
-    let own = standing.filter(|root| !root.deleted);
-    let is_own = |parent: &VolumeId| own.as_ref().is_some_and(|root| root.is_origin(*parent));
-    let mut hidden = Vec::new();
-    for parent in parents.into_iter().filter(|parent| !is_own(parent)) {
-        if is_in_trash(engine, name, parent).await? {
-            hidden.push(parent);
+    // Before the store is asked: one that has its root meanwhile is found there.
+    let mut kept = kept_behind(engine, volume, place.after.as_deref());
+    let mut walk = RootWalk::of_snapshots(engine, volume, after);
+    let mut parents = Parents::read(engine, volume).await?;
+    let mut part = PartBuilder::new(place.limit);
+    while let Some(roots) = walk.next(part.wanted()).await? {
+        for KnownRoot { root, .. } in roots {
+            while let Some(before) = kept.first_entry().filter(|kept| *kept.key() < root.name) {
+                let (name, info) = before.remove_entry();
+                if !part.add(&name, Some(info)) {
+                    return Ok(part.finish());
+                }
+            }
+            // What stands there may be the tombstone of one that had the name before.
+            let kept = kept
+                .remove(&root.name)
+                .filter(|kept| kept.id != root.volume);
+            let info = (!root.deleted).then(|| SnapshotInfo::of(&root));
+            let info = match info {
+                Some(info) if parents.hide(&info).await? => None,
+                info => info,
+            };
+            if !part.add(&root.name, info.or(kept)) {
+                return Ok(part.finish());
+            }
         }
     }
-    Ok(hidden)
+    for (name, info) in kept {
+        if !part.add(&name, Some(info)) {
+            return Ok(part.finish());
+        }
+    }
+    Ok(part.finish())
 }
 
-fn sort_by_age(found: &mut [SnapshotInfo]) {
-    let mut begun: BTreeMap<Option<VolumeId>, u64> = BTreeMap::new();
-    for info in found.iter() {
-        let first = begun.entry(info.of).or_insert(info.unix_ms);
-        *first = info.unix_ms.min(*first);
+/// The snapshots of a volume that the log keeps, and whose names are behind this one.
+fn kept_behind(
+    engine: &Engine,
+    volume: &str,
+    after: Option<&str>,
+) -> BTreeMap<String, SnapshotInfo> {
+    let is_told = |kept: &KeptSnapshot| {
+        let is_behind = after.is_none_or(|after| kept.record.name.as_str() > after);
+        kept.is_durable && is_behind
+    };
+    let kept = kept_of(engine, volume).into_iter();
+    let kept = kept.filter(|(_, kept)| is_told(kept));
+    kept.map(|(tail, kept)| {
+        let info = SnapshotInfo::of_kept(tail.id().volume, &kept.record);
+        (info.name.clone(), info)
+    })
+    .collect()
+}
+
+/// One snapshot, as a list has it.
+pub(crate) async fn show_snapshot(engine: &Engine, name: &str) -> Result<SnapshotInfo, OpenError> {
+    let (volume, _) = check_snapshot_name(name)?;
+    let missing = || OpenError::NoSuchSnapshot(name.to_owned());
+    let kept = kept_behind(engine, volume, None).remove(name);
+    let head = match read_root(engine, name).await {
+        Err(OpenError::NoSuchVolume(_)) => return kept.ok_or_else(missing),
+        head => head?,
+    };
+    let info = SnapshotInfo::of(&head.root);
+    let mut parents = Parents::read(engine, volume).await?;
+    match parents.hide(&info).await? {
+        true => Err(missing()),
+        false => Ok(info),
     }
-    let order = |info: &SnapshotInfo| (begun[&info.of], info.of, info.lsn, info.unix_ms);
-    found.sort_by(|one, other| {
-        let by_age = order(one).cmp(&order(other));
-        by_age.then_with(|| one.name.cmp(&other.name))
-    });
+}
+
+/// Volumes that have, or had, one name, and which of them are in the trash.
+struct Parents<'a> {
+    engine: &'a Engine,
+    name: &'a str,
+    /// What stands under the name.
+    standing: Option<KnownRoot>,
+    in_trash: BTreeMap<VolumeId, bool>,
+}
+
+impl Parents<'_> {
+    async fn read<'a>(engine: &'a Engine, name: &'a str) -> Result<Parents<'a>, OpenError> {
+        let standing = match read_any_root(engine, name).await {
+            Ok(head) => Some(head),
+            Err(OpenError::NoSuchVolume(_)) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Parents {
+            engine,
+            name,
+            standing,
+            in_trash: BTreeMap::new(),
+        })
+    }
+
+    /// Whether a snapshot is hidden: its volume is in the trash.
+    async fn hide(&mut self, info: &SnapshotInfo) -> Result<bool, OpenError> {
+        let Some(parent) = info.of else {
+            return Ok(false);
+        };
+        let standing = self.standing.as_ref();
+        // One that came out of the trash has those of what it was.
+        let own = standing.filter(|head| !head.root.deleted);
+        if own.is_some_and(|head| head.root.is_origin(parent)) {
+            return Ok(false);
+        }
+        if let Some(known) = self.in_trash.get(&parent) {
+            return Ok(*known);
+        }
+        let found = is_in_trash(self.engine, self.name, standing, parent).await?;
+        self.in_trash.insert(parent, found);
+        Ok(found)
+    }
 }

@@ -419,11 +419,7 @@ impl CollectPort for HostPort {
 impl LogPort for HostPort {
     async fn store(&self, op: StoreOp) -> Result<StoreReply, StoreError> {
         let key = op.key().to_owned();
-        let is_read = matches!(
-            op,
-            StoreOp::Get { .. } | StoreOp::GetRange { .. } | StoreOp::List { .. }
-        );
-        let is_write = !is_read;
+        let is_write = !op.is_read();
         let result = self.port.store(op).await;
         let error = result.as_ref().err();
         let failure = error.filter(|error| error.is_no_answer());

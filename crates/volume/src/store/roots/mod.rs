@@ -19,7 +19,6 @@ use crate::hostlog::root_updates::{
     OwnerView, OwnersError, OwnersUpdate, UpdateError, update_own_root,
 };
 use crate::hostlog::stop::Stop;
-use crate::jobs::join_all;
 use crate::log::frame::Record;
 use crate::object::root::Root;
 use crate::object::root_key;
@@ -30,7 +29,7 @@ use crate::store::objects::{store_error, store_with_retry};
 use crate::sync::atomic::Ordering;
 
 /// Roots that a list reads in parallel.
-const READS_AT_ONCE: usize = 32;
+pub(in crate::store) const READS_AT_ONCE: usize = 32;
 
 /// Lists the keys below a prefix.
 pub(crate) async fn list_keys(engine: &Engine, prefix: &str) -> Result<Vec<String>, OpenError> {
@@ -42,26 +41,6 @@ pub(crate) async fn list_keys(engine: &Engine, prefix: &str) -> Result<Vec<Strin
         Ok(_) => Err(OpenError::Store("the store's list does not fit".into())),
         Err(error) => Err(store_error("list", prefix, &error)),
     }
-}
-
-/// Reads the roots of these names, in order, without the deleted ones: a root may be deleted between the list and
-/// the read.
-pub(crate) async fn read_roots(
-    engine: &Engine,
-    names: &[String],
-) -> Result<Vec<KnownRoot>, OpenError> {
-    let mut found = Vec::new();
-    for names in names.chunks(READS_AT_ONCE) {
-        let reads = names.iter().map(|name| Box::pin(read_root(engine, name)));
-        for read in join_all(reads.collect()).await {
-            match read {
-                Ok(root) => found.push(root),
-                Err(OpenError::NoSuchVolume(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    Ok(found)
 }
 
 pub(crate) async fn read_root(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {

@@ -14,8 +14,11 @@ use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::delete_snapshot_of;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::{store_error, store_with_retry};
+use crate::store::parts::{KEYS_AT_ONCE, ListPlace};
 use crate::store::roots::{read_root, unusable_root_error};
-use crate::store::trash::entries::{TrashEntry, all_aside, aside_of, find, list, snapshots_of};
+use crate::store::trash::entries::{
+    AsideWalk, SnapshotWalk, TrashEntry, TrashedVolume, aside_of, find, has_left, list_uncounted,
+};
 use crate::units::Epoch;
 
 /// Lets the volume go that has this id, or of those that had this name the one that was deleted last.
@@ -29,31 +32,40 @@ pub(crate) async fn empty(engine: &Arc<Engine>, which: &str) -> Result<(), OpenE
 pub(crate) async fn empty_expired(engine: &Arc<Engine>) -> Result<usize, OpenError> {
     let now = engine.jobs.now().unix_ms;
     let mut gone = 0;
-    let listed = list(engine).await?;
-    for volume in listed.iter().filter(|volume| volume.until_unix_ms <= now) {
-        match find(engine, &volume.id.to_string()).await {
-            // Another may have been deleted anew meanwhile, and be kept longer.
-            Ok(entry) if entry.mark.until_unix_ms <= now => {
-                empty_entry(engine, &entry, true).await?;
-                tracing::info!(volume = volume.name, id = %volume.id, "a volume left the trash: its time is over");
-                gone += 1;
+    let mut place = ListPlace {
+        after: None,
+        limit: KEYS_AT_ONCE,
+    };
+    loop {
+        let part = list_uncounted(engine, &place).await?;
+        let expired = |volume: &&TrashedVolume| volume.until_unix_ms <= now;
+        for volume in part.items.iter().filter(expired) {
+            match find(engine, &volume.id.to_string()).await {
+                // Another may have been deleted anew meanwhile, and be kept longer.
+                Ok(entry) if entry.mark.until_unix_ms <= now => {
+                    empty_entry(engine, &entry, true).await?;
+                    tracing::info!(volume = volume.name, id = %volume.id, "a volume left the trash: its time is over");
+                    gone += 1;
+                }
+                Ok(_) | Err(OpenError::NotInTrash(_)) => {}
+                Err(error) => return Err(error),
             }
-            Ok(_) | Err(OpenError::NotInTrash(_)) => {}
-            Err(error) => return Err(error),
+        }
+        match part.next {
+            None => break,
+            next => place.after = next,
         }
     }
     // Of volumes that have a newer root: nobody would look for them.
-    let kept: Vec<String> = {
-        let listed = list(engine).await?;
-        listed.iter().map(|volume| volume.id.to_string()).collect()
-    };
-    for entry in all_aside(engine).await? {
-        let is_listed = kept.contains(&entry.volume().to_string());
-        if let Some(key) = &entry.aside
-            && !is_listed
-            && entry.mark.until_unix_ms <= now
-        {
-            remove(engine, key).await?;
+    let mut walk = AsideWalk::new(engine, "")?;
+    while let Some(group) = walk.next().await? {
+        for entry in group.entries {
+            if let Some(key) = &entry.aside
+                && entry.mark.until_unix_ms <= now
+                && has_left(engine, &entry).await?
+            {
+                remove(engine, key).await?;
+            }
         }
     }
     Ok(gone)
@@ -79,12 +91,15 @@ pub(super) async fn empty_entry(
     };
     let with_snapshots = with_snapshots && !is_inherited(engine, entry).await?;
     if with_snapshots && !canary::active!("trash_leaves_snapshots") {
-        for snapshot in snapshots_of(engine, entry).await? {
-            let deleted =
-                delete_snapshot_of(engine, &snapshot.root.name, Some(snapshot.root.volume));
-            match deleted.await {
-                Ok(()) | Err(OpenError::NoSuchSnapshot(_)) => {}
-                Err(error) => return Err(error),
+        let mut walk = SnapshotWalk::new(engine, entry.name(), entry.volume());
+        while let Some(snapshots) = walk.next().await? {
+            for snapshot in snapshots {
+                let deleted =
+                    delete_snapshot_of(engine, &snapshot.root.name, Some(snapshot.root.volume));
+                match deleted.await {
+                    Ok(()) | Err(OpenError::NoSuchSnapshot(_)) => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
     }

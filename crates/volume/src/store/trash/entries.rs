@@ -3,7 +3,7 @@
 //! Reads only. A root that was put aside counts as long as its volume has no other root: one that was restored in
 //! place while somebody was about to take its name has left the trash.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
@@ -11,15 +11,15 @@ use crate::error::OpenError;
 use crate::hostlog::names::{TRASH_PREFIX, trash_prefix};
 use crate::jobs::join_all;
 use crate::object::root::{Root, TrashMark};
-use crate::object::{ROOT_PREFIX, volume_of_root_key};
+use crate::store::catalog::volume_spec::check_name;
 use crate::store::flow::upload_state::KnownRoot;
-use crate::store::forks::snapshot_roots::snapshot_roots;
 use crate::store::objects::{store_error, store_with_retry};
-use crate::store::roots::{list_keys, read_any_root};
+use crate::store::parts::{KEYS_AT_ONCE, ListPart, ListPlace, PartBuilder, RootWalk, list_part};
+use crate::store::roots::{READS_AT_ONCE, list_keys, read_any_root};
 use crate::units::{VolumeId, parse_hex_identity};
 
-/// Roots that are read side by side.
-const READS_AT_ONCE: usize = 32;
+/// What the places of those begin with whose names others have taken; no name has a colon.
+const ASIDE: &str = "aside:";
 
 /// A volume in the trash.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +36,19 @@ pub struct TrashedVolume {
     pub until_unix_ms: u64,
     /// How many snapshots it has.
     pub snapshots: usize,
+}
+
+impl TrashedVolume {
+    fn of(entry: &TrashEntry) -> TrashedVolume {
+        TrashedVolume {
+            name: entry.name().to_owned(),
+            id: entry.volume(),
+            bytes: entry.head.root.bytes,
+            deleted_unix_ms: entry.mark.deleted_unix_ms,
+            until_unix_ms: entry.mark.until_unix_ms,
+            snapshots: 0,
+        }
+    }
 }
 
 /// A root in the trash, and where it stands.
@@ -65,11 +78,7 @@ impl TrashEntry {
     pub(super) async fn read_again(&self, engine: &Engine) -> Result<Option<KnownRoot>, OpenError> {
         let found = match &self.aside {
             Some(key) => read_aside(engine, key).await?,
-            None => match read_any_root(engine, self.name()).await {
-                Ok(head) => Some(head),
-                Err(OpenError::NoSuchVolume(_)) => None,
-                Err(error) => return Err(error),
-            },
+            None => read_standing(engine, self.name()).await?,
         };
         let is_same =
             |head: &KnownRoot| head.root.volume == self.volume() && head.root.is_in_trash();
@@ -77,83 +86,156 @@ impl TrashEntry {
     }
 }
 
-/// All that is in the trash, what was deleted first in front.
-pub(crate) async fn list(engine: &Engine) -> Result<Vec<TrashedVolume>, OpenError> {
-    let mut listed = Vec::new();
-    for entry in all(engine).await? {
-        let snapshots = snapshots_of(engine, &entry).await?.len();
-        listed.push(TrashedVolume {
-            name: entry.name().to_owned(),
-            id: entry.volume(),
-            bytes: entry.head.root.bytes,
-            deleted_unix_ms: entry.mark.deleted_unix_ms,
-            until_unix_ms: entry.mark.until_unix_ms,
-            snapshots,
-        });
+/// A part of what is in the trash: by name, and behind that those whose names others have taken, by id. One whose name is
+/// taken meanwhile may be told twice.
+pub(crate) async fn list(
+    engine: &Engine,
+    place: &ListPlace,
+) -> Result<ListPart<TrashedVolume>, OpenError> {
+    let mut part = list_uncounted(engine, place).await?;
+    for volume in &mut part.items {
+        let mut walk = SnapshotWalk::new(engine, &volume.name, volume.id);
+        while let Some(roots) = walk.next().await? {
+            volume.snapshots += roots.len();
+        }
     }
-    Ok(listed)
+    Ok(part)
 }
 
-/// The snapshots that a volume in the trash has.
-pub(super) async fn snapshots_of(
+/// The same without the numbers of snapshots.
+pub(super) async fn list_uncounted(
     engine: &Engine,
-    entry: &TrashEntry,
-) -> Result<Vec<KnownRoot>, OpenError> {
-    let mut found = snapshot_roots(engine, entry.name()).await?;
-    let is_its = |head: &KnownRoot| {
-        let lineage = head.root.lineage();
-        lineage.first().map(|parent| parent.volume) == Some(entry.volume())
-    };
-    found.retain(is_its);
-    Ok(found)
+    place: &ListPlace,
+) -> Result<ListPart<TrashedVolume>, OpenError> {
+    let mut part = PartBuilder::new(place.limit);
+    let after = place.after.as_deref();
+    let aside = after.and_then(|after| after.strip_prefix(ASIDE));
+    if aside.is_none() {
+        after.map_or(Ok(()), check_name)?;
+        let mut walk = RootWalk::of_volumes(engine, after);
+        while let Some(roots) = walk.next(READS_AT_ONCE).await? {
+            for head in roots {
+                let name = head.root.name.clone();
+                let entry = TrashEntry::of(head, None);
+                if !part.add(&name, entry.as_ref().map(TrashedVolume::of)) {
+                    return Ok(part.finish());
+                }
+            }
+        }
+        part.pass(ASIDE);
+    }
+    // After the roots: one that is put aside stands there before its name is taken.
+    let mut walk = AsideWalk::new(engine, aside.unwrap_or_default())?;
+    while let Some(group) = walk.next().await? {
+        let entry = match newest(group.entries) {
+            Some(entry) if !has_its_name(engine, &entry).await? => Some(entry),
+            _ => None,
+        };
+        let next = format!("{ASIDE}{}", group.volume);
+        if !part.add(&next, entry.as_ref().map(TrashedVolume::of)) {
+            return Ok(part.finish());
+        }
+    }
+    Ok(part.finish())
+}
+
+/// A walk through the snapshots that a volume in the trash has.
+pub(super) struct SnapshotWalk<'a> {
+    walk: RootWalk<'a>,
+    volume: VolumeId,
+}
+
+impl SnapshotWalk<'_> {
+    pub(super) fn new<'a>(engine: &'a Engine, name: &str, volume: VolumeId) -> SnapshotWalk<'a> {
+        SnapshotWalk {
+            walk: RootWalk::of_snapshots(engine, name, None),
+            volume,
+        }
+    }
+
+    /// The next ones, perhaps none at all where there are more; none: that was the last one.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<KnownRoot>>, OpenError> {
+        let Some(mut found) = self.walk.next(READS_AT_ONCE).await? else {
+            return Ok(None);
+        };
+        let is_its = |head: &KnownRoot| {
+            let parent = head.root.lineage().first().map(|parent| parent.volume);
+            !head.root.deleted && parent == Some(self.volume)
+        };
+        found.retain(is_its);
+        Ok(Some(found))
+    }
 }
 
 /// The one that was deleted last of those that had this name, or that has this id.
 pub(super) async fn find(engine: &Engine, which: &str) -> Result<TrashEntry, OpenError> {
-    let id = parse_hex_identity(which).map(VolumeId);
-    let entries = match id {
-        Some(_) => all(engine).await?,
-        None => of_name(engine, which).await?,
-    };
-    let is_it = |entry: &TrashEntry| entry.name() == which || Some(entry.volume()) == id;
-    let mut found = entries.into_iter().rev();
+    if let Some(id) = parse_hex_identity(which).map(VolumeId)
+        && let Some(entry) = of_id(engine, id).await?
+    {
+        return Ok(entry);
+    }
+    let mut found = of_name(engine, which).await?;
     found
-        .find(is_it)
+        .pop()
         .ok_or_else(|| OpenError::NotInTrash(which.to_owned()))
+}
+
+async fn of_id(engine: &Engine, id: VolumeId) -> Result<Option<TrashEntry>, OpenError> {
+    let keys = aside_of(engine, id).await?;
+    if let Some(entry) = newest(read_all_aside(engine, &keys).await?) {
+        return Ok(match read_standing(engine, entry.name()).await? {
+            Some(head) if head.root.volume == id => TrashEntry::of(head, None),
+            _ => Some(entry),
+        });
+    }
+    let mut walk = RootWalk::of_volumes(engine, None);
+    while let Some(roots) = walk.next(READS_AT_ONCE).await? {
+        let found = roots.into_iter().find(|head| head.root.volume == id);
+        if let Some(head) = found {
+            return Ok(TrashEntry::of(head, None));
+        }
+    }
+    Ok(None)
 }
 
 /// Those that had this name, what was deleted first in front.
 pub(super) async fn of_name(engine: &Engine, name: &str) -> Result<Vec<TrashEntry>, OpenError> {
-    let under = match read_any_root(engine, name).await {
-        Ok(head) => Some(head),
-        Err(OpenError::NoSuchVolume(_)) => None,
-        Err(error) => return Err(error),
-    };
-    let mut found = all_aside(engine).await?;
-    found.retain(|entry| entry.name() == name);
+    let under = read_standing(engine, name).await?;
+    let mut found = Vec::new();
+    let mut walk = AsideWalk::new(engine, "")?;
+    while let Some(group) = walk.next().await? {
+        let entries = group.entries.into_iter();
+        found.extend(entries.filter(|entry| entry.name() == name));
+    }
     Ok(in_order(under.into_iter().collect(), found))
 }
 
-async fn all(engine: &Engine) -> Result<Vec<TrashEntry>, OpenError> {
-    let keys = list_keys(engine, ROOT_PREFIX).await?;
-    let names = keys.iter().filter_map(|key| volume_of_root_key(key));
-    let names: Vec<&str> = names.collect();
-    let mut roots = Vec::new();
-    for names in names.chunks(READS_AT_ONCE) {
-        let reads = names
-            .iter()
-            .map(|name| Box::pin(read_any_root(engine, name)));
-        for read in join_all(reads.collect()).await {
-            match read {
-                // Of others the name and the id matter alone.
-                Ok(head) => roots.push(head),
-                Err(OpenError::NoSuchVolume(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
+/// What stands under a name.
+async fn read_standing(engine: &Engine, name: &str) -> Result<Option<KnownRoot>, OpenError> {
+    match read_any_root(engine, name).await {
+        Ok(head) => Ok(Some(head)),
+        Err(OpenError::NoSuchVolume(_)) => Ok(None),
+        Err(error) => Err(error),
     }
-    // After the roots: one that is put aside stands there before its name is taken.
-    Ok(in_order(roots, all_aside(engine).await?))
+}
+
+/// Whether what was put aside has a root of its own: then that alone says whether it is in the trash.
+async fn has_its_name(engine: &Engine, entry: &TrashEntry) -> Result<bool, OpenError> {
+    let standing = read_standing(engine, entry.name()).await?;
+    Ok(standing.is_some_and(|head| head.root.volume == entry.volume()))
+}
+
+/// Whether what was put aside is of a volume that is in the trash no more: it was restored while somebody was about to
+/// take its name.
+pub(super) async fn has_left(engine: &Engine, entry: &TrashEntry) -> Result<bool, OpenError> {
+    let standing = read_standing(engine, entry.name()).await?;
+    Ok(standing.is_some_and(|head| head.root.volume == entry.volume() && !head.root.is_in_trash()))
+}
+
+/// Of the roots of one volume that were put aside the one that counts.
+fn newest(entries: Vec<TrashEntry>) -> Option<TrashEntry> {
+    let newest = entries.into_iter();
+    newest.max_by_key(|entry| entry.head.root.epoch)
 }
 
 /// Of roots under names and roots that were put aside those that are in the trash, one of each volume.
@@ -177,9 +259,81 @@ fn in_order(roots: Vec<KnownRoot>, aside: Vec<TrashEntry>) -> Vec<TrashEntry> {
     found
 }
 
-/// Every root that was put aside, also of volumes that have others.
-pub(super) async fn all_aside(engine: &Engine) -> Result<Vec<TrashEntry>, OpenError> {
-    let keys = list_keys(engine, TRASH_PREFIX).await?;
+/// The roots of one volume that were put aside.
+pub(super) struct AsideGroup {
+    /// The id in their keys.
+    pub(super) volume: String,
+    pub(super) entries: Vec<TrashEntry>,
+}
+
+/// A walk through the roots that were put aside, also of volumes that have others.
+pub(super) struct AsideWalk<'a> {
+    engine: &'a Engine,
+    place: String,
+    is_done: bool,
+    waiting: VecDeque<(String, Vec<String>)>,
+}
+
+impl AsideWalk<'_> {
+    /// Behind the volume of this id; none: from the first on.
+    pub(super) fn new<'a>(engine: &'a Engine, after: &str) -> Result<AsideWalk<'a>, OpenError> {
+        if !after.is_empty() && parse_hex_identity(after).is_none() {
+            return Err(OpenError::Invalid(format!(
+                "{ASIDE}{after}: it is not what `next` of a part of the trash said"
+            )));
+        }
+        Ok(AsideWalk {
+            engine,
+            place: behind(after),
+            is_done: false,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Option<AsideGroup>, OpenError> {
+        while self.waiting.is_empty() {
+            if self.is_done {
+                return Ok(None);
+            }
+            self.list_more().await?;
+        }
+        let Some((volume, keys)) = self.waiting.pop_front() else {
+            return Ok(None);
+        };
+        let entries = read_all_aside(self.engine, &keys).await?;
+        Ok(Some(AsideGroup { volume, entries }))
+    }
+
+    async fn list_more(&mut self) -> Result<(), OpenError> {
+        let keys = list_part(self.engine, TRASH_PREFIX, &self.place).await?;
+        self.is_done = keys.len() < KEYS_AT_ONCE;
+        let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for key in keys {
+            let below = key.strip_prefix(TRASH_PREFIX).unwrap_or_default();
+            let volume = below.split('/').next().unwrap_or_default().to_owned();
+            groups.entry(volume).or_default().push(key);
+        }
+        // The last volume may have more of them.
+        if !self.is_done && groups.len() > 1 {
+            groups.pop_last();
+        }
+        if let Some((last, _)) = groups.last_key_value() {
+            self.place = behind(last);
+        }
+        self.waiting.extend(groups);
+        Ok(())
+    }
+}
+
+/// The place behind the keys of a volume: epochs are hexadecimal digits.
+fn behind(volume: &str) -> String {
+    match volume {
+        "" => String::new(),
+        volume => format!("{TRASH_PREFIX}{volume}/z"),
+    }
+}
+
+async fn read_all_aside(engine: &Engine, keys: &[String]) -> Result<Vec<TrashEntry>, OpenError> {
     let mut found = Vec::new();
     for keys in keys.chunks(READS_AT_ONCE) {
         let reads = keys.iter().map(|key| Box::pin(read_aside(engine, key)));
@@ -214,14 +368,20 @@ async fn read_aside(engine: &Engine, key: &str) -> Result<Option<KnownRoot>, Ope
     }
 }
 
-/// Whether a volume of this name that is in the trash has this id: its snapshots are hidden.
+/// Whether a volume of this name that is in the trash has this id: its snapshots are hidden. `standing` is what stands
+/// under the name.
 pub(in crate::store) async fn is_in_trash(
     engine: &Engine,
     name: &str,
+    standing: Option<&KnownRoot>,
     volume: VolumeId,
 ) -> Result<bool, OpenError> {
-    let entries = of_name(engine, name).await?;
-    Ok(entries.iter().any(|entry| entry.volume() == volume))
+    if let Some(head) = standing.filter(|head| head.root.volume == volume) {
+        return Ok(head.root.is_in_trash());
+    }
+    let keys = aside_of(engine, volume).await?;
+    let entries = read_all_aside(engine, &keys).await?;
+    Ok(entries.iter().any(|entry| entry.name() == name))
 }
 
 /// What keeps a snapshot's name.
@@ -233,7 +393,10 @@ pub(in crate::store) async fn why_taken(
     let volume = name.split('@').next().unwrap_or_default();
     let of = head.root.lineage().first().map(|parent| parent.volume);
     let is_hidden = match of {
-        Some(of) => is_in_trash(engine, volume, of).await?,
+        Some(of) => {
+            let standing = read_standing(engine, volume).await?;
+            is_in_trash(engine, volume, standing.as_ref(), of).await?
+        }
         None => false,
     };
     Ok(match is_hidden {

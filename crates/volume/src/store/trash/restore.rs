@@ -22,7 +22,7 @@ use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patienc
 use crate::store::open::endings;
 use crate::store::roots::unusable_root_error;
 use crate::store::trash::empty::empty_entry;
-use crate::store::trash::entries::{TrashEntry, find, snapshots_of};
+use crate::store::trash::entries::{SnapshotWalk, TrashEntry, find};
 use crate::units::Epoch;
 
 /// Gives the volume back that has this id, or of those that had this name the one that was deleted last; under
@@ -102,24 +102,24 @@ async fn as_fork(
     entry: &TrashEntry,
     name: &str,
 ) -> Result<VolumeInfo, OpenError> {
-    let snapshots = snapshots_of(engine, entry).await?;
     // Under its own name it has its snapshots already.
     let keeps_snapshots = name == entry.name();
     if !keeps_snapshots {
-        for snapshot in &snapshots {
-            check_free(engine, &snapshot_name(name, snapshot)).await?;
+        let mut walk = SnapshotWalk::new(engine, entry.name(), entry.volume());
+        while let Some(snapshots) = walk.next().await? {
+            for snapshot in &snapshots {
+                check_free(engine, &snapshot_name(name, snapshot)).await?;
+            }
         }
     }
     let root = put_fork(engine, entry, name).await?;
     if !keeps_snapshots {
-        for snapshot in &snapshots {
-            copy_snapshot(engine, snapshot, name).await.map_err(|error| {
-                OpenError::Store(format!(
-                    "{name} is there, and its snapshots are not all: {error}; what is in the trash stays there: delete \
-                     {name} and its snapshots, and try again"
-                ))
-            })?;
-        }
+        copy_snapshots(engine, entry, name).await.map_err(|error| {
+            OpenError::Store(format!(
+                "{name} is there, and its snapshots are not all: {error}; what is in the trash stays there: delete \
+                 {name} and its snapshots, and try again"
+            ))
+        })?;
     }
     // It is back; what stays of the entry holds space, and goes when its time is over.
     if let Err(error) = empty_entry(engine, entry, !keeps_snapshots).await {
@@ -169,6 +169,20 @@ async fn put_fork(engine: &Arc<Engine>, entry: &TrashEntry, name: &str) -> Resul
             Err(error)
         }
     }
+}
+
+async fn copy_snapshots(
+    engine: &Arc<Engine>,
+    entry: &TrashEntry,
+    name: &str,
+) -> Result<(), OpenError> {
+    let mut walk = SnapshotWalk::new(engine, entry.name(), entry.volume());
+    while let Some(snapshots) = walk.next().await? {
+        for snapshot in &snapshots {
+            copy_snapshot(engine, snapshot, name).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn copy_snapshot(

@@ -135,8 +135,11 @@ fn find_onto(client: &Client, onto: &str, header: &IncrementHeader) -> Result<On
     let Some(point) = &header.base else {
         return Err(Failure::internal("an increment without a beginning"));
     };
-    let snapshots = list(client, name)?;
     let new = snapshot_name(name, header);
+    let is_point = |snapshot: &Snapshot| identity(snapshot).is_ok_and(|id| id == point.id);
+    let snapshots = list(client, name, |found| {
+        found.name == new || found.name == onto || is_point(found)
+    })?;
     if let Some(found) = snapshots.iter().find(|found| found.name == new) {
         let what = match identity(found)? == header.point.id {
             true => format!("{new} is there already, and is what this increment leads to"),
@@ -144,18 +147,20 @@ fn find_onto(client: &Client, onto: &str, header: &IncrementHeader) -> Result<On
         };
         return Err(Failure::new(FailureCode::SnapshotExists, what));
     }
-    let is_point = |snapshot: &&Snapshot| identity(snapshot).is_ok_and(|id| id == point.id);
     let base = match wanted.is_empty() {
-        true => snapshots.iter().find(is_point).ok_or_else(|| {
-            Failure::invalid(format!(
-                "no snapshot of {name} is {}, where this increment begins, or a copy of it",
-                point.name
-            ))
-        })?,
+        true => snapshots
+            .iter()
+            .find(|found| is_point(found))
+            .ok_or_else(|| {
+                Failure::invalid(format!(
+                    "no snapshot of {name} is {}, where this increment begins, or a copy of it",
+                    point.name
+                ))
+            })?,
         false => {
             let named = snapshots.iter().find(|found| found.name == onto);
             let named = named.ok_or_else(|| missing(onto))?;
-            if !is_point(&named) {
+            if !is_point(named) {
                 return Err(Failure::invalid(format!(
                     "{onto} is not {}, where this increment begins, nor known to be a copy of it: a copy is made by \
                      `firn export {} FILE --format increment` and `firn import FILE`",

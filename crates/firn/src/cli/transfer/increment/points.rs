@@ -4,6 +4,7 @@ use volume::increment::Point;
 use volume::units::{VolumeId, parse_hex_identity};
 
 use crate::cli::client::{Client, volume_path};
+use crate::cli::lists::ListWalk;
 use crate::cli::similar_name;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{Snapshot, SnapshotList};
@@ -16,21 +17,30 @@ pub(super) fn split(name: &str) -> (&str, &str) {
     name.split_once('@').unwrap_or((name, ""))
 }
 
-/// The snapshots of a volume.
-pub(super) fn list(client: &Client, volume: &str) -> Result<Vec<Snapshot>> {
+/// The snapshots of a volume that are wanted.
+pub(super) fn list(
+    client: &Client,
+    volume: &str,
+    is_wanted: impl Fn(&Snapshot) -> bool,
+) -> Result<Vec<Snapshot>> {
     let path = format!("{}/snapshots", volume_path(volume));
-    let found: SnapshotList = client
-        .get(&path)
-        .map_err(|failure| similar_name::suggest(client, volume, failure))?;
-    Ok(found.snapshots)
+    let mut walk = ListWalk::new(client, path);
+    let mut found = Vec::new();
+    loop {
+        let part = walk.next::<SnapshotList>();
+        let part = part.map_err(|failure| similar_name::suggest(client, volume, failure))?;
+        let Some(part) = part else {
+            return Ok(found);
+        };
+        found.extend(part.snapshots.into_iter().filter(&is_wanted));
+    }
 }
 
 /// The snapshot of this name.
 pub(super) fn find(client: &Client, name: &str) -> Result<Snapshot> {
     let (volume, _) = split(name);
-    let listed = list(client, volume)?.into_iter();
-    let found = listed.into_iter().find(|snapshot| snapshot.name == name);
-    found.ok_or_else(|| missing(name))
+    let mut found = list(client, volume, |snapshot| snapshot.name == name)?;
+    found.pop().ok_or_else(|| missing(name))
 }
 
 pub(super) fn missing(name: &str) -> Failure {
