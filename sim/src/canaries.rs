@@ -47,6 +47,10 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 /// the feature `planted`.
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
+    "snapshot_is_acknowledged_before_its_frame",
+    "kept_snapshot_has_no_identity",
+    "checkpoint_forgets_snapshots",
+    "recovery_forgets_points",
     "foreign_root_of_equal_epoch",
     "floor_passes_unnamed_objects",
     "compaction_names_no_pack",
