@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::measure::{Workload, write_file};
-use crate::{Failure, workspace};
+use crate::{Failure, server_program, workspace};
 
 /// Arguments of `cargo xtask bench nbd`.
 #[derive(clap::Args)]
@@ -26,6 +26,19 @@ pub(crate) struct Arguments {
     /// Size of the served disk in MiB
     #[arg(long, default_value_t = 512)]
     mib: u64,
+    /// Measure this server instead of the one built here
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// And another build of it, in rows of its own
+    #[arg(long, value_name = "PROGRAM")]
+    also: Option<PathBuf>,
+}
+
+/// What is measured beside the peers.
+struct Programs {
+    bare: PathBuf,
+    volume: PathBuf,
+    also: Option<PathBuf>,
 }
 
 /// The sequential ones come first: random writes scatter a log, and files that are written in place know
@@ -88,32 +101,39 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             .status();
         there.map_err(|error| format!("{tool} is needed for this benchmark: {error}"))?;
     }
-    let build = [
-        "build",
-        "--quiet",
-        "--profile",
-        "dist",
-        "-p",
-        "firn",
-        "-p",
-        "nbd",
-    ];
-    crate::process::run(workspace::cargo(build).args(["--bins", "--example", "bare_file"]))?;
+    let programs = build(arguments)?;
     println!("{}", crate::lane::describe_machine()?);
     for mode in [Mode::Buffered, Mode::Direct] {
         let scratch =
             Scratch(workspace::target().join(format!("bench-nbd-{}", std::process::id())));
         std::fs::create_dir_all(&scratch.0)?;
-        table(arguments, mode, &scratch.0)?;
+        table(arguments, &programs, mode, &scratch.0)?;
     }
     println!("\n{}", crate::lane::describe_machine()?);
     Ok(())
 }
 
-fn table(arguments: &Arguments, mode: Mode, dir: &Path) -> Result<(), Failure> {
+fn build(arguments: &Arguments) -> Result<Programs, Failure> {
+    let volume = server_program::build_unless(arguments.program.as_deref())?;
+    let bare = ["build", "--quiet", "--profile", "dist", "-p", "nbd"];
+    crate::process::run(workspace::cargo(bare).args(["--example", "bare_file"]))?;
+    let also = arguments.also.as_ref().map(|file| file.canonicalize());
+    Ok(Programs {
+        bare: workspace::packaged("examples/bare_file"),
+        volume,
+        also: also.transpose()?,
+    })
+}
+
+fn table(
+    arguments: &Arguments,
+    programs: &Programs,
+    mode: Mode,
+    dir: &Path,
+) -> Result<(), Failure> {
     let image = dir.join("image");
     write_file(&image, arguments.mib)?;
-    let servers = start_all(mode, dir, &image, arguments.mib)?;
+    let servers = start_all(mode, dir, &image, (programs, arguments.mib))?;
     // The volume's bytes must be somewhere before they are read: in its log, as hot data is.
     for server in &servers {
         let filled = ["--rw=write", "--bs=1m", "--iodepth=8"];
@@ -173,29 +193,47 @@ fn median(mut samples: Vec<Sample>) -> Sample {
     samples[samples.len() / 2]
 }
 
-fn start_all(mode: Mode, dir: &Path, image: &Path, mib: u64) -> Result<Vec<Server>, Failure> {
-    let release = workspace::packaged("");
-    let mut servers = Vec::new();
-    let mut bare = Command::new(release.join("examples/bare_file"));
-    bare.arg(image).arg(dir.join("bare.sock"));
-    let mut volume = Command::new(release.join("firn"));
+/// A server of a volume with a directory of its own, and its socket.
+fn serve_volume(program: &Path, mode: Mode, dir: &Path, mib: u64) -> Result<Command, Failure> {
+    std::fs::create_dir_all(dir)?;
+    let mut volume = Command::new(program);
     volume.args(["serve", "--rpo", "1h", "--log-size", "4GiB"]);
-    volume
-        .arg("--store")
-        .arg(dir.join("store"))
-        .arg("--cache")
-        .arg(dir.join("cache"));
+    volume.arg("--store").arg(dir.join("store"));
+    volume.arg("--cache").arg(dir.join("cache"));
     volume.arg(format!("--api=unix:{}", dir.join("api.sock").display()));
-    volume.arg(format!("--nbd=unix:{}", dir.join("volume.sock").display()));
+    volume.arg(format!("--nbd=unix:{}", dir.join("nbd.sock").display()));
     volume.arg(format!("--volume=disk={mib}MiB"));
+    volume.args(match mode {
+        Mode::Direct => ["--log-io", "direct"],
+        Mode::Buffered => ["--log-io", "buffered"],
+    });
+    Ok(volume)
+}
+
+fn start_all(
+    mode: Mode,
+    dir: &Path,
+    image: &Path,
+    (programs, mib): (&Programs, u64),
+) -> Result<Vec<Server>, Failure> {
+    let mut servers = Vec::new();
+    let mut bare = Command::new(&programs.bare);
+    bare.arg(image).arg(dir.join("bare.sock"));
     if mode == Mode::Direct {
         bare.arg("--direct");
-        volume.args(["--log-io", "direct"]);
-    } else {
-        volume.args(["--log-io", "buffered"]);
     }
     servers.push(start("firn, bare file", bare, dir, "bare.sock", "file")?);
-    servers.push(start("firn, volume", volume, dir, "volume.sock", "disk")?);
+    let volumes = [
+        ("firn, volume", Some(&programs.volume), "volume"),
+        ("firn, volume, --also", programs.also.as_ref(), "also"),
+    ];
+    for (name, program, folder) in volumes {
+        if let Some(program) = program {
+            let dir = dir.join(folder);
+            let volume = serve_volume(program, mode, &dir, mib)?;
+            servers.push(start(name, volume, &dir, "nbd.sock", "disk")?);
+        }
+    }
     if mode == Mode::Buffered {
         let mut nbdkit = Command::new("nbdkit");
         nbdkit
