@@ -82,18 +82,16 @@ impl Points {
         self.kept.iter_mut().find(|kept| kept.record.id == id)
     }
 
-    /// The log keeps this one: its point is held until [`Points::forget`].
+    /// The log keeps this one: its point is held until [`Points::remove`].
     pub(crate) fn keep(&mut self, snapshot: KeptSnapshot) {
         self.add(snapshot.record.lsn);
         self.kept.push(snapshot);
     }
 
-    /// The log keeps it no more. Returns it if it did.
+    /// The log is to keep it no more. Returns it if it did; its point is still held, once.
     pub(crate) fn forget(&mut self, id: VolumeId) -> Option<KeptSnapshot> {
         let at = self.kept.iter().position(|kept| kept.record.id == id)?;
-        let forgotten = self.kept.remove(at);
-        self.remove(forgotten.record.lsn);
-        Some(forgotten)
+        Some(self.kept.remove(at))
     }
 
     pub(crate) fn add(&mut self, point: Lsn) {

@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
+use volume::object::root::Root;
 use volume::object::root_key;
 use volume::{Durability, ListPlace, OpenError, SnapshotInfo, Volume};
 
-use crate::support::hosts::{close, elsewhere, root_of};
+use crate::support::hosts::{close, elsewhere, hand_over, other_host, root_of, try_write};
 use crate::support::points::{delete_snapshot, done, fold, fork, snapshot_infos, snapshot_names};
 use crate::support::{Environment, Fault, World, with_volume};
 
@@ -271,6 +272,58 @@ fn one_that_the_log_keeps_is_listed_and_deleted_and_its_name_is_free_again() {
         snapshot_names(&mut world, "demo"),
         ["demo@first", "demo@one"]
     );
+}
+
+/// The store has another snapshot of the name, which it did not list when it was asked for all.
+#[test]
+fn one_whose_name_is_taken_after_all_is_stored_under_another_and_nothing_is_lost() {
+    let (mut world, volume) = with_known_names();
+    world.write(&volume, 0, 2, 4096);
+    let foreign = Root {
+        name: "demo@one".into(),
+        ..root_of(&world.env, "demo@first")
+    };
+    let version = world.env.versions + 1;
+    world.env.versions = version;
+    let key = root_key("demo@one");
+    world.env.objects.insert(key, (foreign.encode(), version));
+    let taken = take(&mut world, "demo@one").expect("taken");
+    world.pass(60_000);
+    let listed = snapshot_infos(&mut world, "demo");
+    let own = listed.iter().find(|info| info.id == taken.id);
+    let own = own.expect("it is there").clone();
+    assert!(
+        own.is_stored && own.name.starts_with("demo@one."),
+        "{own:?}"
+    );
+    let fork = fork(&mut world, &own.name, "was").expect("forked");
+    assert_eq!(world.read_fill(&fork, 0, 4096), 2);
+    let standing = root_of(&world.env, "demo@one");
+    assert_eq!(
+        standing.volume, foreign.volume,
+        "what stood there stands there"
+    );
+}
+
+/// Another host has gone on with the volume, without what only this log had.
+#[test]
+fn a_host_that_was_taken_over_stores_none_of_its_snapshots() {
+    let (mut world, volume) = three_in_an_outage();
+    let mut other = other_host(&mut world);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    other.write(&theirs, 0, 77, 4096);
+    other.sync(&theirs);
+    hand_over(&mut other, &mut world);
+    world.env.outage = false;
+    world.pass(60_000);
+    for nth in 2..5 {
+        assert!(!has_root(&world.env, &format!("demo@s{nth}")), "{nth}");
+    }
+    assert!(try_write(&mut world, &volume).is_err(), "it is fenced");
+    // Nor does its next start.
+    let mut world = World::start(world.kill());
+    world.pass(60_000);
+    assert_eq!(snapshot_names(&mut world, "demo"), ["demo@first"]);
 }
 
 /// Three that only the log has, among one that the store has, a part at a time.

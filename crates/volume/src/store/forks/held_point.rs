@@ -11,7 +11,7 @@ use std::task::Poll;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::request::points::{POINTS_MAX, Points};
+use crate::request::points::{KeptSnapshot, POINTS_MAX, Points};
 use crate::request::tail::{Status, Tail};
 use crate::store::flow;
 use crate::units::Lsn;
@@ -59,6 +59,15 @@ impl HeldPoint {
             (!waits).then(|| HeldPoint::take_now(tail))
         };
         tail.upload.changed.wait_until(take).await
+    }
+
+    /// The point of a snapshot that the log is to keep no more: held until the log says so.
+    pub(super) fn of_forgotten(tail: &Arc<Tail>, forgotten: &KeptSnapshot) -> HeldPoint {
+        HeldPoint {
+            tail: Arc::clone(tail),
+            lsn: forgotten.record.lsn,
+            bytes: forgotten.record.bytes,
+        }
     }
 
     fn take_now(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {

@@ -54,7 +54,8 @@ pub(super) async fn take(
         failure: None,
     });
     if !record_durably(engine, tail, &record).await {
-        tail.lock().points.forget(record.id);
+        let forgotten = tail.lock().points.forget(record.id);
+        drop(forgotten.map(|kept| HeldPoint::of_forgotten(tail, &kept)));
         return Err(OpenError::Poisoned);
     }
     let status = {
@@ -125,22 +126,34 @@ pub(super) async fn delete(
     if id.is_some_and(|id| id != kept.record.id) {
         return Err(OpenError::NoSuchSnapshot(name.to_owned()));
     }
-    {
+    let forgotten = {
         let mut inner = tail.lock();
         match inner.points.find_kept(kept.record.id) {
             Some(kept) if kept.may_be_stored => return Err(OpenError::Busy(name.to_owned())),
             Some(_) => inner.points.forget(kept.record.id),
-            None => return Ok(false),
-        };
+            None => None,
+        }
+    };
+    match forgotten {
+        None => Ok(false),
+        Some(kept) if record_removal(engine, &tail, &kept).await => Ok(true),
+        Some(_) => Err(OpenError::Poisoned),
     }
+}
+
+/// Has a frame say that the log keeps the snapshot no more. Its point is held until then, so that a start before it finds
+/// the snapshot whole. False if the log is poisoned.
+pub(super) async fn record_removal(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    forgotten: &KeptSnapshot,
+) -> bool {
+    let _point = HeldPoint::of_forgotten(tail, forgotten);
     tail.upload.wake_all();
     let removed = Record::SnapshotRemoved {
         tail: tail.id(),
-        snapshot: kept.record.id,
+        snapshot: forgotten.record.id,
     };
     let round = engine.committer().note_record(engine, removed);
-    match engine.committer().durable(engine, round).await {
-        true => Ok(true),
-        false => Err(OpenError::Poisoned),
-    }
+    engine.committer().durable(engine, round).await
 }

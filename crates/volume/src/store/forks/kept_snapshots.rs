@@ -1,7 +1,8 @@
 //! The snapshots that the log keeps (S6), for whoever looks for one by its name.
 //!
 //! A kept snapshot is as durable as a FLUSH, and goes to the store behind the call that took it ([`super::keep`],
-//! [`super::store_kept`]). Memory only, but for the time that a waiter waits.
+//! [`super::store_kept`]). Memory only, but for the time that a waiter waits. It must never tell of one that no frame
+//! has yet as if it were there for good.
 
 use std::future::Future;
 use std::pin::pin;
@@ -21,6 +22,11 @@ const LOOKS_MAX: u32 = 15;
 /// The one of this id.
 pub(super) fn find(tail: &Tail, id: VolumeId) -> Option<KeptSnapshot> {
     tail.lock().points.find_kept(id).cloned()
+}
+
+/// Whether the log keeps the one of this id.
+pub(super) fn is_kept(tail: &Tail, id: VolumeId) -> bool {
+    tail.lock().points.find_kept(id).is_some()
 }
 
 /// The snapshot of this name, if the log keeps it for a volume that goes on here.
@@ -76,7 +82,7 @@ pub(in crate::store) async fn wait_in_store(engine: &Engine, name: &str) -> Resu
         }
         let id = kept.record.id;
         let mut look = pin!(engine.port.sleep(engine.options.retry_ns));
-        let is_gone = || find(&tail, id).is_none().then_some(());
+        let is_gone = || (!is_kept(&tail, id)).then_some(());
         let mut gone = pin!(tail.upload.changed.wait_until(is_gone));
         std::future::poll_fn(|cx| match gone.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(()),

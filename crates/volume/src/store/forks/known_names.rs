@@ -2,7 +2,7 @@
 //!
 //! Memory only, and hashes alone: eight bytes a name. Nobody but the holder makes snapshots of a volume, so a name
 //! that was not there when the store was asked, and was not made since, is free; one that is known may have been
-//! deleted meanwhile, and the store says whether it was.
+//! deleted meanwhile, and the store says whether it was. It must never call a name free before the store was asked.
 
 use std::collections::BTreeSet;
 

@@ -18,7 +18,8 @@ use crate::request::points::KeptSnapshot;
 use crate::request::tail::{Status, Tail};
 use crate::store::flow;
 use crate::store::forks::child::ChildSpec;
-use crate::store::forks::kept_snapshots::find;
+use crate::store::forks::keep::record_removal;
+use crate::store::forks::kept_snapshots::{find, is_kept};
 use crate::store::forks::live_parent::{PointInTime, create_at};
 use crate::store::roots::read_any_root;
 use crate::units::VolumeId;
@@ -71,7 +72,7 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
         match read_any_root(engine, &record.name).await {
             // Its root, or what was left when it was deleted.
             Ok(head) if head.root.volume == id => {
-                on_stored(engine, tail, id);
+                on_stored(engine, tail, id).await;
                 return Ok(());
             }
             Ok(_) | Err(OpenError::NoSuchVolume(_)) => {}
@@ -88,9 +89,11 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
         bytes: record.bytes,
         unix_ms: record.unix_ms,
     };
-    let _turn = tail.upload.turn.take().await;
-    match create_at(engine, tail, at, &spec).await {
-        Ok(_) => on_stored(engine, tail, id),
+    let turn = tail.upload.turn.take().await;
+    let created = create_at(engine, tail, at, &spec).await;
+    drop(turn);
+    match created {
+        Ok(_) => on_stored(engine, tail, id).await,
         Err(error @ OpenError::Exists(_)) => {
             rename(engine, tail, id);
             return Err(error);
@@ -107,7 +110,7 @@ async fn wait_content_stored(
     record: &SnapshotRecord,
 ) -> Result<(), OpenError> {
     let mut stored = pin!(flow::wait_stored(engine, tail, record.lsn));
-    let is_gone = || find(tail, record.id).is_none().then_some(());
+    let is_gone = || (!is_kept(tail, record.id)).then_some(());
     let mut gone = pin!(tail.upload.changed.wait_until(is_gone));
     std::future::poll_fn(|cx| match gone.as_mut().poll(cx) {
         Poll::Ready(()) => Poll::Ready(Ok(())),
@@ -117,14 +120,12 @@ async fn wait_content_stored(
 }
 
 /// The snapshot has its root: the log needs to keep it no more.
-fn on_stored(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) {
-    tail.lock().points.forget(id);
-    let removed = Record::SnapshotRemoved {
-        tail: tail.id(),
-        snapshot: id,
-    };
-    engine.committer().record(engine, removed);
-    tail.upload.wake_all();
+async fn on_stored(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) {
+    let forgotten = tail.lock().points.forget(id);
+    if let Some(kept) = forgotten {
+        // On a poisoned log the next start finds its root.
+        record_removal(engine, tail, &kept).await;
+    }
 }
 
 /// Gives the snapshot another name, because the store has one of its name that it did not list: nothing that was
