@@ -5,6 +5,7 @@
 
 mod invariants;
 mod kept_snapshots;
+mod loose_layers;
 pub(crate) mod parked;
 mod plan;
 pub(crate) mod points;
