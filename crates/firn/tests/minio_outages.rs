@@ -7,7 +7,8 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -186,8 +187,75 @@ fn a_store_that_is_stopped_costs_no_error() {
 }
 
 #[test]
-fn packets_that_are_dropped_cost_no_error() {
+fn requests_that_are_never_answered_cost_no_error() {
     check_faults(16, SILENCE, &[FaultRule::always(Fault::Silence)]);
+}
+
+#[test]
+fn packets_that_are_dropped_cost_no_error() {
+    let filter = match PacketFilter::new() {
+        Ok(filter) => filter,
+        Err(why) => {
+            println!("skipped: the kernel's packet filter cannot be used here: {why}");
+            return;
+        }
+    };
+    let time = outage_time(16);
+    check_outage(
+        16,
+        &["degraded what=\"store\"", "check the"],
+        |stage| filter.drop_packets(stage.proxy.address.port(), time * 2),
+        |_| filter.pass_packets(),
+    );
+}
+
+/// Rules of nftables that drop packets of a port in both directions, those of open connections and of new ones; they
+/// end with it.
+struct PacketFilter {
+    table: String,
+}
+
+impl PacketFilter {
+    fn new() -> Result<PacketFilter, String> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::SeqCst);
+        let table = format!("inet firn_{}_{number}", std::process::id());
+        // What is in the set leaves it by itself, also when this process was killed.
+        nft(&format!(
+            "add table {table}
+             add set {table} ports {{ type inet_service; flags timeout; }}
+             add chain {table} local {{ type filter hook input priority 0; }}
+             add rule {table} local tcp dport @ports drop
+             add rule {table} local tcp sport @ports drop"
+        ))?;
+        Ok(PacketFilter { table })
+    }
+
+    fn drop_packets(&self, port: u16, most: Duration) {
+        let (table, seconds) = (&self.table, most.as_secs().max(1));
+        let element = format!("add element {table} ports {{ {port} timeout {seconds}s }}");
+        nft(&element).unwrap();
+    }
+
+    fn pass_packets(&self) {
+        nft(&format!("flush set {} ports", self.table)).unwrap();
+    }
+}
+
+impl Drop for PacketFilter {
+    fn drop(&mut self) {
+        // A test that has failed says why by itself.
+        let _ = nft(&format!("delete table {}", self.table));
+    }
+}
+
+fn nft(rules: &str) -> Result<(), String> {
+    let output = Command::new("nft").arg(rules).output();
+    let output = output.map_err(|error| format!("nft: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
 }
 
 #[test]

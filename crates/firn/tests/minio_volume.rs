@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{World, message};
-use s3_testbed::{Minio, MinioConfig};
+use s3_testbed::{ForwardProxy, IdentityProvider, Minio, MinioConfig, ROLE_ARN, make_certificates};
 
 /// `None`, and says so, where there is no MinIO to start.
 fn start_minio() -> Option<Minio> {
@@ -98,4 +98,100 @@ fn doctor_measures_a_bucket_estimates_its_bill_and_leaves_nothing_behind() {
     }
     let left = std::fs::read_dir(minio.data().join("firn")).unwrap();
     assert_eq!(left.count(), 0);
+}
+
+/// A MinIO with TLS that takes tokens of a provider, and what a server has in its environment to bring one; without
+/// keys of its own.
+fn start_minio_with_identities(
+    world: &World,
+    provider: &IdentityProvider,
+) -> Option<(Minio, Vec<(&'static str, String)>)> {
+    let mut config = MinioConfig::from_environment()?;
+    config.environment = provider.settings();
+    let with_certificates = |dir: &Path| make_certificates(dir).is_ok();
+    let minio = Minio::start_with(config, with_certificates).unwrap();
+    let environment = vec![
+        (
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            world.path("token").display().to_string(),
+        ),
+        ("AWS_ROLE_ARN", ROLE_ARN.to_owned()),
+        ("AWS_ENDPOINT_URL_STS", format!("https://{}", minio.address)),
+        (
+            "AWS_CA_BUNDLE",
+            minio.dir.path().join("ca.pem").display().to_string(),
+        ),
+        ("HOME", world.path("").display().to_string()),
+    ];
+    Some((minio, environment))
+}
+
+#[test]
+fn a_server_without_keys_uses_a_web_identity_also_through_a_proxy() {
+    let (world, provider) = (World::new(), IdentityProvider::start().unwrap());
+    let Some((minio, environment)) = start_minio_with_identities(&world, &provider) else {
+        return;
+    };
+    let forward = ForwardProxy::start(minio.address).unwrap();
+    std::fs::write(world.path("token"), provider.token().unwrap()).unwrap();
+    let proxy = ("HTTPS_PROXY", format!("http://{}", forward.address));
+    let named = [
+        ("minio.test", vec![proxy]),
+        (&minio.address.ip().to_string(), Vec::new()),
+    ];
+    for (round, (host, proxy)) in named.into_iter().enumerate() {
+        let url = format!(
+            "s3://firn/test?endpoint=https://{host}:{}",
+            minio.address.port()
+        );
+        let args = ["--store", &url, "--volume", "demo=64MiB"];
+        let server = world.serve_as(&format!("cache{round}"), &args, |command| {
+            command.envs(environment.clone()).envs(proxy);
+            command
+                .env_remove("AWS_ACCESS_KEY_ID")
+                .env_remove("AWS_SECRET_ACCESS_KEY");
+        });
+        let mut client = server.connect("demo");
+        if round == 0 {
+            client.write(0, &pattern(1)).unwrap();
+            world.expect_success(&server, &["sync", "demo"]);
+        }
+        assert!(client.read(0, 4 << 20).unwrap() == pattern(1));
+        drop(client);
+        assert!(server.stop().success());
+    }
+    let asked = forward.asked();
+    assert!(
+        asked.iter().any(|name| name.starts_with("minio.test:")),
+        "{asked:?}"
+    );
+}
+
+#[test]
+fn a_web_identity_that_nobody_vouches_for_is_refused_and_not_shown() {
+    let (world, provider) = (World::new(), IdentityProvider::start().unwrap());
+    let Some((minio, environment)) = start_minio_with_identities(&world, &provider) else {
+        return;
+    };
+    let stranger = IdentityProvider::start().unwrap();
+    let token = stranger.token().unwrap();
+    let url = format!("s3://firn/test?endpoint=https://{}", minio.address);
+    for (content, words) in [(Some(&token), "verification error"), (None, "No such file")] {
+        let _ = std::fs::remove_file(world.path("token"));
+        if let Some(content) = content {
+            std::fs::write(world.path("token"), content).unwrap();
+        }
+        let mut command = world.serve_command("c", &["--store", &url]);
+        command.envs(environment.clone());
+        command
+            .env_remove("AWS_ACCESS_KEY_ID")
+            .env_remove("AWS_SECRET_ACCESS_KEY");
+        let output = command.output().unwrap();
+        let said = message(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("AWS_WEB_IDENTITY_TOKEN_FILE"), "{said}");
+        assert!(said.contains(words), "{said}");
+        let signature = token.rsplit('.').next().unwrap();
+        assert!(!said.contains(signature), "{said}");
+    }
 }

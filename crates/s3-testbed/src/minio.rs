@@ -26,6 +26,8 @@ pub struct MinioConfig {
     /// Directory of the objects; one of the server's own where none is named. Each directory in it is
     /// a bucket.
     pub data: Option<PathBuf>,
+    /// More of its environment.
+    pub environment: Vec<(String, String)>,
 }
 
 impl MinioConfig {
@@ -42,6 +44,7 @@ impl MinioConfig {
             access_key: key("AWS_ACCESS_KEY_ID"),
             secret_key: key("AWS_SECRET_ACCESS_KEY"),
             data: None,
+            environment: Vec::new(),
         })
     }
 }
@@ -221,6 +224,7 @@ fn spawn(config: &MinioConfig, dir: &Path, address: SocketAddr) -> io::Result<Ch
         .env("MINIO_UPDATE", "off")
         .env("HOME", dir)
         .env("GOTRACEBACK", "all")
+        .envs(config.environment.iter().cloned())
         .stdout(Stdio::null())
         .stderr(said)
         .spawn()

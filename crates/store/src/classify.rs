@@ -14,7 +14,12 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     } else {
         Kind::Unavailable
     };
-    let (kind, overload, detail) = match exchange.outcome.as_ref()? {
+    let Some(outcome) = &exchange.outcome else {
+        let (server, outcome) = exchange.credentials.as_ref()?;
+        let (kind, detail) = classify_credentials(server, outcome);
+        return Some(Error::new(kind, op, key, detail));
+    };
+    let (kind, overload, detail) = match outcome {
         ExchangeOutcome::Refused(refusal) => classify_refusal(op, store, refusal, uncertain),
         ExchangeOutcome::NotConnected(why) => {
             (Kind::Unavailable, false, connection_error_text(store, why))
@@ -34,6 +39,34 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     };
     let error = Error::new(kind, op, key, detail);
     Some(if overload { error.overloaded() } else { error })
+}
+
+/// What it means that no request left because the credentials for it were not to be had: certainly not applied.
+fn classify_credentials(server: &str, outcome: &ExchangeOutcome) -> (Kind, String) {
+    let (kind, why) = match outcome {
+        ExchangeOutcome::Refused(refusal) => {
+            let kind = match refusal.status {
+                408 | 429 | 500.. => Kind::Unavailable,
+                _ => Kind::Denied,
+            };
+            (kind, format!("it answers {}", refusal.as_text()))
+        }
+        ExchangeOutcome::NotConnected(why) | ExchangeOutcome::Broken(why) => {
+            (Kind::Unavailable, why.clone())
+        }
+        ExchangeOutcome::TimedOut | ExchangeOutcome::Sent => {
+            (Kind::Unavailable, "it did not answer".to_owned())
+        }
+        ExchangeOutcome::Success => (
+            Kind::Unavailable,
+            "it answered, but the answer cannot be used".to_owned(),
+        ),
+    };
+    let text = format!(
+        "there are no credentials, for {server} gives none ({why}); check the web identity's token and role \
+         (AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN), or the role of the instance or container"
+    );
+    (kind, text)
 }
 
 fn broken_text(store: &str, why: &str) -> String {
@@ -154,13 +187,7 @@ fn classify_status(op: Op, status: u16, uncertain: Kind) -> Verdict {
 }
 
 fn describe(store: &str, refusal: &Refusal, remedy: &str) -> String {
-    let mut text = format!("{remedy} ({store} answers {}", refusal.status);
-    for part in [&refusal.code, &refusal.message] {
-        if !part.is_empty() {
-            text.push(' ');
-            text.push_str(part);
-        }
-    }
+    let mut text = format!("{remedy} ({store} answers {}", refusal.as_text());
     if let Some(region) = &refusal.region {
         text.push_str(&format!(", region {region}"));
     }
@@ -174,15 +201,49 @@ mod tests {
 
     fn kind(op: Op, status: u16, code: &str) -> (Kind, bool) {
         let exchange = Exchange {
-            outcome: Some(ExchangeOutcome::Refused(Refusal {
-                status,
-                code: code.to_owned(),
-                message: String::new(),
-                region: None,
-            })),
+            outcome: Some(refused(status, code)),
+            credentials: Some(("sts".to_owned(), ExchangeOutcome::Success)),
         };
         let error = classify(op, "k", "s3://b", &exchange).unwrap();
         (error.kind(), error.is_overload())
+    }
+
+    fn refused(status: u16, code: &str) -> ExchangeOutcome {
+        ExchangeOutcome::Refused(Refusal {
+            status,
+            code: code.to_owned(),
+            message: String::new(),
+            region: None,
+        })
+    }
+
+    #[test]
+    fn a_write_without_credentials_was_certainly_not_applied() {
+        for (outcome, kind) in [
+            (refused(400, "InvalidParameterValue"), Kind::Denied),
+            (refused(403, "AccessDenied"), Kind::Denied),
+            (refused(429, ""), Kind::Unavailable),
+            (refused(500, ""), Kind::Unavailable),
+            (ExchangeOutcome::TimedOut, Kind::Unavailable),
+            (ExchangeOutcome::Sent, Kind::Unavailable),
+            (ExchangeOutcome::Success, Kind::Unavailable),
+            (
+                ExchangeOutcome::NotConnected("refused".to_owned()),
+                Kind::Unavailable,
+            ),
+        ] {
+            let exchange = Exchange {
+                outcome: None,
+                credentials: Some(("sts.example".to_owned(), outcome)),
+            };
+            let error = classify(Op::Update, "k", "s3://b", &exchange).unwrap();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(
+                error.to_string().contains("sts.example gives none"),
+                "{error}"
+            );
+        }
+        assert!(classify(Op::Update, "k", "s3://b", &Exchange::default()).is_none());
     }
 
     #[test]
@@ -210,6 +271,7 @@ mod tests {
         ] {
             let exchange = Exchange {
                 outcome: Some(outcome),
+                credentials: None,
             };
             let error = classify(Op::Update, "k", "s3://b", &exchange).unwrap();
             assert_eq!(error.kind(), Kind::Unknown);

@@ -4,7 +4,8 @@
 //! behind private types; firn needs both to tell "certainly not applied" from "unknown", a missing
 //! bucket from a missing object, and a throttled store from a broken one. So every request passes
 //! [`ObservedConnector`], which notes the last exchange with the store in a task-local of the
-//! operation. It must never note a header or a body of success: only what an error says.
+//! operation, and beside it the last one with whoever gives the credentials. It must never note a header or a body
+//! of success: only what an error says.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -23,11 +24,13 @@ tokio::task_local! {
     static EXCHANGE: RefCell<Exchange>;
 }
 
-/// The last exchange of one operation with the store itself (not with a server of credentials).
+/// The last exchanges of one operation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exchange {
-    /// What became of the last request, `None` if no request left.
+    /// What became of the last request to the store itself, `None` if no request left.
     pub(crate) outcome: Option<ExchangeOutcome>,
+    /// The same of the last request to a server of credentials, and that server's name.
+    pub(crate) credentials: Option<(String, ExchangeOutcome)>,
 }
 
 /// What became of a request.
@@ -58,6 +61,20 @@ pub(crate) struct Refusal {
     pub(crate) region: Option<String>,
 }
 
+impl Refusal {
+    /// Status, code and message, for people to read.
+    pub(crate) fn as_text(&self) -> String {
+        let mut text = self.status.to_string();
+        for part in [&self.code, &self.message] {
+            if !part.is_empty() {
+                text.push(' ');
+                text.push_str(part);
+            }
+        }
+        text
+    }
+}
+
 /// Runs one operation and says what was exchanged meanwhile.
 pub(crate) async fn observe<F: Future>(operation: F) -> (F::Output, Exchange) {
     EXCHANGE
@@ -68,9 +85,24 @@ pub(crate) async fn observe<F: Future>(operation: F) -> (F::Output, Exchange) {
         .await
 }
 
-fn note(outcome: ExchangeOutcome) {
-    // Outside of `observe` there is nobody to tell.
-    let _ = EXCHANGE.try_with(|exchange| exchange.borrow_mut().outcome = Some(outcome));
+/// Whom a request goes to.
+enum Server {
+    Store,
+    /// One that gives credentials, by its name.
+    Credentials(String),
+}
+
+impl Server {
+    fn note(&self, outcome: ExchangeOutcome) {
+        // Outside of `observe` there is nobody to tell.
+        let _ = EXCHANGE.try_with(|exchange| {
+            let mut exchange = exchange.borrow_mut();
+            match self {
+                Server::Store => exchange.outcome = Some(outcome),
+                Server::Credentials(name) => exchange.credentials = Some((name.clone(), outcome)),
+            }
+        });
+    }
 }
 
 /// Makes clients whose exchanges with the store of `bucket` are noted.
@@ -145,18 +177,19 @@ fn decode_hex(high: u8, low: u8) -> Option<u8> {
 #[async_trait]
 impl HttpService for ObservedService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        if !self.is_for_bucket(&request) {
-            return self.inner.execute(request).await;
-        }
-        note(ExchangeOutcome::Sent);
+        let server = match self.is_for_bucket(&request) {
+            true => Server::Store,
+            false => Server::Credentials(request.uri().host().unwrap_or_default().to_owned()),
+        };
+        server.note(ExchangeOutcome::Sent);
         match self.inner.execute(request).await {
             Ok(response) if response.status().is_success() => {
-                note(ExchangeOutcome::Success);
+                server.note(ExchangeOutcome::Success);
                 Ok(response)
             }
-            Ok(response) => note_refusal(response).await,
+            Ok(response) => note_refusal(&server, response).await,
             Err(error) => {
-                note(outcome_of(&error));
+                server.note(outcome_of(&error));
                 Err(error)
             }
         }
@@ -172,10 +205,10 @@ fn outcome_of(error: &HttpError) -> ExchangeOutcome {
 }
 
 /// Reads an error's body, which is small, notes what it says, and hands on the same answer.
-async fn note_refusal(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+async fn note_refusal(server: &Server, response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     let body = body.bytes().await.inspect_err(|error| {
-        note(outcome_of(error));
+        server.note(outcome_of(error));
     })?;
     let header = |name: &str| {
         let value = parts.headers.get(name)?.to_str().ok()?;
@@ -185,7 +218,7 @@ async fn note_refusal(response: HttpResponse) -> Result<HttpResponse, HttpError>
     let code = find_element(&text, "Code")
         .or_else(|| header("x-ms-error-code"))
         .unwrap_or_default();
-    note(ExchangeOutcome::Refused(Refusal {
+    server.note(ExchangeOutcome::Refused(Refusal {
         status: parts.status.as_u16(),
         code: plain(&code),
         message: plain(

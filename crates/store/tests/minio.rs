@@ -5,7 +5,6 @@
 
 mod common;
 
-use std::process::Command;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,7 +12,7 @@ use common::{
     bytes, check_contract, check_races, kind, open, start_minio, start_minio_with,
     wait_until_it_answers,
 };
-use s3_testbed::{Fault, FaultRule, Proxy, url_at};
+use s3_testbed::{Fault, FaultRule, ForwardProxy, Proxy, make_certificates, url_at};
 use store::{Kind, Store, probe, with_policies};
 
 #[tokio::test]
@@ -27,28 +26,14 @@ async fn minio_keeps_the_contract_and_passes_the_probe() {
     assert!(!format!("{store:?}").contains("firn-secret"));
 }
 
-/// A CA and a certificate for the loopback address, made by openssl; where the CA's file is.
-fn make_certificates(dir: &std::path::Path) -> bool {
-    let script = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=firn-test-ca \
-        -keyout ca.key -out ca.pem && \
-        openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout private.key -out s.csr && \
-        printf 'subjectAltName=IP:127.0.0.1\\nbasicConstraints=CA:FALSE\\n' > ext && \
-        openssl x509 -req -in s.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 \
-        -extfile ext -out public.crt";
-    let made = Command::new("sh")
-        .args(["-c", script])
-        .current_dir(dir)
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{made:?}");
-    let ca = dir.parent().unwrap().join("ca.pem");
-    std::fs::rename(dir.join("ca.pem"), ca).unwrap();
+fn with_certificates(dir: &std::path::Path) -> bool {
+    make_certificates(dir).unwrap();
     true
 }
 
 #[tokio::test]
 async fn a_private_ca_is_trusted_when_named_and_refused_with_the_remedy_when_not() {
-    let Some(minio) = start_minio_with(make_certificates) else {
+    let Some(minio) = start_minio_with(with_certificates) else {
         return;
     };
     let ca = minio.dir.path().join("ca.pem");
@@ -62,6 +47,45 @@ async fn a_private_ca_is_trusted_when_named_and_refused_with_the_remedy_when_not
     assert!(error.to_string().contains("ca=FILE"), "{error}");
     let error = stranger.create("k", bytes("1")).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable, "certainly not applied");
+}
+
+#[tokio::test]
+async fn a_store_that_only_the_proxy_can_reach_is_used_through_it() {
+    let Some(minio) = start_minio_with(with_certificates) else {
+        return;
+    };
+    let forward = ForwardProxy::start(minio.address).unwrap();
+    let ca = minio.dir.path().join("ca.pem");
+    // A name that nobody but the proxy resolves.
+    let url = format!(
+        "s3://firn/test?endpoint=https://minio.test:9000&ca={}",
+        ca.display()
+    );
+    let through = format!("{url}&proxy=http://{}", forward.address);
+    let store = store::open_url(&through).unwrap();
+    wait_until_it_answers(&store).await;
+    check_contract(&store).await;
+    let asked = forward.asked();
+    assert!(!asked.is_empty());
+    assert!(
+        asked.iter().all(|name| name == "minio.test:9000"),
+        "{asked:?}"
+    );
+
+    for beside in [url, format!("{through}&no-proxy=minio.test")] {
+        let store = store::open_url(&beside).unwrap();
+        let error = store.create("k", bytes("1")).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable, "{error}");
+        assert!(error.to_string().contains("and the proxy"), "{error}");
+    }
+    assert_eq!(forward.asked().len(), asked.len(), "nobody else asked it");
+
+    forward.refuse();
+    let store = store::open_url(&through).unwrap();
+    let error = store.create("k", bytes("1")).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable, "certainly not applied");
+    assert!(error.to_string().contains("the proxy"), "{error}");
+    println!("{error}");
 }
 
 #[tokio::test]

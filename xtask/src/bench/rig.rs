@@ -69,6 +69,7 @@ impl StoreRig {
             access_key: minio::ACCESS_KEY.to_owned(),
             secret_key: minio::SECRET_KEY.to_owned(),
             data: Some(objects.path().join("data")),
+            environment: Vec::new(),
         })?;
         Ok(StoreRig {
             proxy: Proxy::start(minio.address)?,

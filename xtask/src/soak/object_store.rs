@@ -32,6 +32,7 @@ impl ObjectStore {
             access_key: minio::ACCESS_KEY.to_owned(),
             secret_key: minio::SECRET_KEY.to_owned(),
             data: Some(dir.join("objects")),
+            environment: Vec::new(),
         })?;
         Ok(ObjectStore {
             url: minio.url(),

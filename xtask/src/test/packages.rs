@@ -36,6 +36,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("chromium", "chromium"),
     ("systemd-analyze", "systemd"),
     ("setpriv", "util-linux"),
+    ("nft", "nftables"),
 ];
 
 /// Installs what is missing, or says what is skipped for it.

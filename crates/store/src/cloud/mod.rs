@@ -171,11 +171,27 @@ fn endpoint_of(url: &CloudUrl, builder: &AmazonS3Builder) -> Option<String> {
         .or_else(|| set(AmazonS3ConfigKey::Endpoint))
 }
 
+/// Refuses a web identity whose token is not there. Later it is read again each time that credentials expire.
+fn check_token_file(url: &CloudUrl, builder: &AmazonS3Builder) -> Result<()> {
+    let Some(file) = builder.get_config_value(&AmazonS3ConfigKey::WebIdentityTokenFile) else {
+        return Ok(());
+    };
+    match std::fs::File::open(&file) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(url.error(format!(
+            "cannot read the web identity's token in {file} (AWS_WEB_IDENTITY_TOKEN_FILE): {error}"
+        ))),
+    }
+}
+
 fn open_s3(url: &CloudUrl) -> Result<ParsedStore> {
     let mut builder = AmazonS3Builder::from_env();
     let set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key).is_some();
     let from_environment = set(&builder, AmazonS3ConfigKey::AccessKeyId)
         || set(&builder, AmazonS3ConfigKey::WebIdentityTokenFile);
+    if !url.anonymous && url.profile.is_none() && !set(&builder, AmazonS3ConfigKey::AccessKeyId) {
+        check_token_file(url, &builder)?;
+    }
     let files = ProfileFiles::find(url.profile.as_deref());
     if let Some(profile) = files.as_ref().and_then(ProfileFiles::read) {
         if let (false, Some(region)) = (set(&builder, AmazonS3ConfigKey::Region), profile.region())
