@@ -1,4 +1,4 @@
-//! How programs that are not Debian's get here: from the registries of Go, Node and Python, into the cache,
+//! How programs that are not Debian's get here: from the registries of Go, Node, Python and Rust, into the cache,
 //! once per version.
 //!
 //! A program appears under its version's name only when it is whole. What a toolchain's own client
@@ -64,6 +64,27 @@ pub(crate) fn from_python(
             .arg(new)
             .arg(format!("{package}=={version}"));
         pip
+    })
+}
+
+/// Builds the program of a Rust package in a version with the versions of its own lock file, unless the folder has it;
+/// where it is.
+pub(crate) fn from_cargo(package: &str, version: &str, folder: &Path) -> Result<PathBuf, Failure> {
+    install(folder, &Path::new("bin").join(package), |new| {
+        let mut cargo = Command::new("cargo");
+        cargo
+            .args([
+                "install",
+                "--quiet",
+                "--locked",
+                package,
+                "--version",
+                version,
+            ])
+            .arg("--root")
+            .arg(new)
+            .env_remove("CARGO_TARGET_DIR");
+        cargo
     })
 }
 

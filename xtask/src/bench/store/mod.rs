@@ -10,6 +10,7 @@ mod peers;
 mod reads;
 mod requests;
 mod writes;
+mod zerofs;
 
 use std::path::PathBuf;
 use std::time::Duration;

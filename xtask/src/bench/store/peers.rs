@@ -1,4 +1,4 @@
-//! What users would pick instead: s3backer and JuiceFS beside a volume, on the same line in the same run.
+//! What users would pick instead: s3backer, JuiceFS and ZeroFS beside a volume, on the same line in the same run.
 //!
 //! Each has what its own documentation advises for a disk image, and the same load by fio. A time ends when
 //! everything is in the store: that is what all of them can be asked for, each in its own way. What is not
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use s3_testbed::Traffic;
 
+use super::zerofs::{self, Zerofs};
 use super::{Arguments, Line};
 use crate::bench::rig::{FirnServer, Programs, StoreRig};
 use crate::stores::programs::{from_python, is_installed};
@@ -32,6 +33,7 @@ enum System {
     Firn,
     S3backer,
     Juicefs,
+    Zerofs,
 }
 
 /// What fio gets.
@@ -43,15 +45,24 @@ enum Target {
 /// A system that is in use.
 enum Mounted<'a> {
     Firn(FirnServer<'a>),
+    Zerofs(Zerofs),
     Fuse { child: Child, at: PathBuf },
 }
 
 impl System {
+    const ALL: [System; 4] = [
+        System::Firn,
+        System::S3backer,
+        System::Juicefs,
+        System::Zerofs,
+    ];
+
     fn name(self) -> &'static str {
         match self {
             System::Firn => "firn, NBD",
             System::S3backer => "s3backer, blocks of 64 KiB",
             System::Juicefs => "JuiceFS, SQLite, writeback off",
+            System::Zerofs => "ZeroFS, NBD",
         }
     }
 
@@ -61,6 +72,7 @@ impl System {
             System::Firn => Ok(()),
             System::S3backer if is_installed("s3backer", "--version") => Ok(()),
             System::S3backer => Err("apt-get install s3backer".into()),
+            System::Zerofs => zerofs::prepare(rig, DISK_MIB),
             System::Juicefs => {
                 let mut format = Command::new(juicefs()?);
                 format
@@ -92,6 +104,10 @@ impl System {
             let server = rig.serve(cache, &flags)?;
             let uri = format!("nbd+unix:///demo?socket={}", server.socket.display());
             return Ok((Mounted::Firn(server), Target::Nbd(uri)));
+        }
+        if self == System::Zerofs {
+            let (server, uri) = Zerofs::serve(rig, cache)?;
+            return Ok((Mounted::Zerofs(server), Target::Nbd(uri)));
         }
         std::fs::create_dir_all(&at)?;
         let (mut command, file) = match self {
@@ -173,6 +189,7 @@ impl Mounted<'_> {
                 server.sync("demo")?;
                 server.stop()
             }
+            Mounted::Zerofs(server) => server.flush_and_finish(),
             Mounted::Fuse { mut child, at } => {
                 process::run_quietly(Command::new("umount").arg(&at))?;
                 let until = Instant::now() + UNMOUNT_TIMEOUT;
@@ -284,7 +301,7 @@ pub(super) fn compare(
             line.rate_mib,
             line.latency.as_millis()
         );
-        for system in [System::Firn, System::S3backer, System::Juicefs] {
+        for system in System::ALL {
             let rig = StoreRig::new(programs, arguments.objects_on_disk)?;
             rig.slow_down(line.rate_mib, line.latency);
             if let Err(why) = system.prepare(&rig) {
