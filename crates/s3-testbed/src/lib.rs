@@ -29,4 +29,4 @@ pub use identity_provider::{IdentityProvider, ROLE_ARN};
 pub use minio::{Minio, MinioConfig, url_at};
 pub use named::NamedStore;
 pub use proxy::Proxy;
-pub use traffic::{MethodTraffic, ObjectRead, Traffic};
+pub use traffic::{FolderTraffic, MethodTraffic, ObjectRead, Traffic};

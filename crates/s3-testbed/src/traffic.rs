@@ -19,6 +19,15 @@ pub struct MethodTraffic {
     pub longest: Duration,
 }
 
+/// Requests with one method for objects of one folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FolderTraffic {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Bytes of requests' bodies.
+    pub sent: u64,
+}
+
 /// A ranged or whole read that was answered with data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectRead {
@@ -33,9 +42,9 @@ pub struct ObjectRead {
 pub struct Traffic {
     /// By method.
     pub methods: BTreeMap<String, MethodTraffic>,
-    /// Requests by method and folder: the third part of the path, which is the first of a key in a store that
+    /// By method and folder: the third part of the path, which is the first of a key in a store that
     /// [`url_at`](crate::url_at) names. Lists have none.
-    pub folders: BTreeMap<(String, String), u64>,
+    pub folders: BTreeMap<(String, String), FolderTraffic>,
     /// Requests that met a fault.
     pub faults: u64,
     /// The reads, in the order of their answers, where they are recorded.
@@ -50,6 +59,15 @@ impl Traffic {
 
     /// Requests with one method for objects of one folder.
     pub fn of_folder(&self, method: &str, folder: &str) -> u64 {
+        self.folder(method, folder).requests
+    }
+
+    /// Bytes of the bodies of requests with one method for objects of one folder.
+    pub fn sent_to_folder(&self, method: &str, folder: &str) -> u64 {
+        self.folder(method, folder).sent
+    }
+
+    fn folder(&self, method: &str, folder: &str) -> FolderTraffic {
         let key = (method.to_owned(), folder.to_owned());
         self.folders.get(&key).copied().unwrap_or_default()
     }
@@ -96,7 +114,9 @@ impl TrafficCounter {
         method.longest = method.longest.max(exchanged.took);
         let folder = exchanged.path.split('/').nth(3).unwrap_or_default();
         let key = (exchanged.method.to_owned(), folder.to_owned());
-        *state.traffic.folders.entry(key).or_default() += 1;
+        let folder = state.traffic.folders.entry(key).or_default();
+        folder.requests += 1;
+        folder.sent += exchanged.sent;
         if let (true, Some(read)) = (state.records_reads, exchanged.read) {
             state.traffic.reads.push(read);
         }

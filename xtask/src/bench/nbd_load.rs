@@ -107,11 +107,7 @@ impl Connection {
 
     /// Runs a load to its end; what is in flight then is waited for and counted.
     pub(super) fn run(&mut self, load: Load, until: LoadEnd) -> Result<Outcome, Failure> {
-        if load.writes && self.pool.is_empty() {
-            // A connection that writes one small block must not wait for megabytes of content.
-            let bytes = POOL_BYTES.min(load.block * 32);
-            self.pool = half_random(bytes, &mut self.random);
-        }
+        self.make_content(load);
         let started = Instant::now();
         let mut outcome = Outcome::default();
         let mut in_flight = HashMap::new();
@@ -150,30 +146,45 @@ impl Connection {
         self.take_reply(true, &mut []).map(drop)
     }
 
-    /// Reads these places, so many at a time.
-    pub(super) fn read_places(&mut self, places: &[u64], load: Load) -> Result<Outcome, Failure> {
+    /// From here on what it writes cannot be compressed.
+    pub(super) fn write_noise(&mut self) {
+        self.pool = vec![0; POOL_BYTES];
+        self.random.fill(&mut self.pool);
+    }
+
+    /// Reads or writes these places, so many at a time.
+    pub(super) fn visit(&mut self, places: &[u64], load: Load) -> Result<Outcome, Failure> {
+        self.make_content(load);
         let started = Instant::now();
         let mut outcome = Outcome::default();
         let mut block = vec![0; load.block];
         let mut left = places.iter();
-        let mut in_flight = 0;
+        let mut in_flight = HashMap::new();
         loop {
-            if in_flight < load.depth
+            if in_flight.len() < load.depth
                 && let Some(place) = left.next()
             {
-                self.send_request(COMMAND_READ, *place, load.block)?;
-                in_flight += 1;
+                in_flight.insert(self.ask_at(*place, load)?, Instant::now());
                 continue;
             }
-            if in_flight == 0 {
+            if in_flight.is_empty() {
                 break;
             }
-            self.take_reply(load.writes, &mut block)?;
-            in_flight -= 1;
+            let handle = self.take_reply(load.writes, &mut block)?;
+            let asked_at = in_flight.remove(&handle).ok_or("an answer to nothing")?;
+            outcome.latencies.push(asked_at.elapsed());
             outcome.bytes += load.block as u64;
         }
         outcome.seconds = started.elapsed().as_secs_f64();
         Ok(outcome)
+    }
+
+    fn make_content(&mut self, load: Load) {
+        if load.writes && self.pool.is_empty() {
+            // A connection that writes one small block must not wait for megabytes of content.
+            let bytes = POOL_BYTES.min(load.block * 32);
+            self.pool = half_random(bytes, &mut self.random);
+        }
     }
 
     fn ask(&mut self, load: Load) -> io::Result<u64> {
@@ -185,6 +196,10 @@ impl Connection {
             self.next_place = place + block;
             place
         };
+        self.ask_at(place, load)
+    }
+
+    fn ask_at(&mut self, place: u64, load: Load) -> io::Result<u64> {
         if !load.writes {
             return self.send_request(COMMAND_READ, place, load.block);
         }

@@ -1,5 +1,5 @@
 //! `cargo xtask bench store`: volumes on a real S3 server over a line that is as narrow and as long
-//! as asked (P16 to P21).
+//! as asked (P4, P5, P6, P11, P16 to P21).
 //!
 //! MinIO stands beside the server, its objects in memory; between them is the proxy that limits the
 //! line to a rate which both the server and a plain client of the same store reach. Every figure is
@@ -9,6 +9,7 @@ mod index;
 mod peers;
 mod reads;
 mod requests;
+mod small_requests;
 mod writes;
 mod zerofs;
 
@@ -21,7 +22,7 @@ use crate::{Failure, minio, process, workspace};
 /// Arguments of `cargo xtask bench store`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these rows, separated by commas: p16, p17, p18, p19, p20, p21; peers, which is measured only if it is
+    /// Only these rows, separated by commas: p4, p5, p6, p11, p16, p17, p18, p19, p20, p21; peers, which is measured only if it is
     /// asked for
     #[arg(long, value_delimiter = ',')]
     only: Vec<Row>,
@@ -59,6 +60,14 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Row {
+    /// The first write to a cold block
+    P4,
+    /// Store requests of a cold read
+    P5,
+    /// Writers that wait for a FLUSH
+    P6,
+    /// Bytes sent for a byte written
+    P11,
     /// Sustained sequential writes
     P16,
     /// Sustained random writes
@@ -78,7 +87,7 @@ enum Row {
 impl Row {
     /// Whether the plain client does the same beside it.
     fn is_ratio(self) -> bool {
-        !matches!(self, Row::P20 | Row::P21 | Row::Peers)
+        matches!(self, Row::P16 | Row::P17 | Row::P18)
     }
 }
 
@@ -108,6 +117,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         })
         .collect();
     let wanted = |row| arguments.only.is_empty() || arguments.only.contains(&row);
+    if wanted(Row::P4) {
+        small_requests::first_writes(&programs, arguments, &lines)?;
+    }
+    if wanted(Row::P5) {
+        small_requests::cold_reads(&programs, arguments, &lines)?;
+    }
+    if wanted(Row::P6) {
+        small_requests::flushing_writers(&programs, arguments, &lines)?;
+    }
+    if wanted(Row::P11) {
+        small_requests::bytes_sent(&programs, arguments)?;
+    }
     if wanted(Row::P16) {
         writes::sequential(&programs, arguments, &lines)?;
     }

@@ -140,14 +140,14 @@ fn measure_cold(
     if pattern == Pattern::RandomWarmIndex {
         // One block of every MiB: each page of the index is asked for, and little of the content.
         let places: Vec<u64> = (0..COLD_MIB).map(|mib| (mib << 20) + (1 << 19)).collect();
-        connection.read_places(&places, load)?;
+        connection.visit(&places, load)?;
     }
     lab.slow_down(line.rate_mib, line.latency);
     lab.proxy.record_reads(true);
     lab.proxy.take_traffic();
     let cpu = server.cpu_seconds()?;
     let places = pattern.places();
-    let outcome = connection.read_places(&places, load)?;
+    let outcome = connection.visit(&places, load)?;
     let cpu = server.cpu_seconds()? - cpu;
     let traffic = lab.proxy.take_traffic();
     lab.proxy.record_reads(false);
