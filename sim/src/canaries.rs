@@ -47,6 +47,7 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 /// the feature `planted`.
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
+    "group_is_cut_one_by_one",
     "snapshot_is_acknowledged_before_its_frame",
     "kept_snapshot_has_no_identity",
     "checkpoint_forgets_snapshots",

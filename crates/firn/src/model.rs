@@ -166,6 +166,18 @@ pub(crate) struct CreateSnapshot {
     pub(crate) wait: SnapshotWait,
 }
 
+/// Body of `POST /v1/snapshots`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateSnapshotGroup {
+    /// `VOLUME@SNAPSHOT` of several volumes.
+    pub(crate) names: Vec<String>,
+    #[serde(default)]
+    pub(crate) labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) wait: SnapshotWait,
+}
+
 /// What has a new snapshot when it is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

@@ -1,4 +1,4 @@
-//! Points in time over HTTP: `/v1/volumes/{name}/snapshots…`, `/v1/volumes/{name}/fork` and what differs between two.
+//! Points in time over HTTP: `/v1/volumes/{name}/snapshots…`, groups of them (`/v1/snapshots`), `/v1/volumes/{name}/fork` and what differs between two.
 
 use std::sync::Arc;
 
@@ -15,13 +15,14 @@ use super::json_body::JsonBody;
 use super::list_query::ListQuery;
 use crate::control_plane::ControlPlane;
 use crate::failure::Result;
-use crate::model::{CreateSnapshot, Diff, ForkVolume, Restored, SnapshotList};
+use crate::model::{CreateSnapshot, CreateSnapshotGroup, Diff, ForkVolume, Restored, SnapshotList};
 
 type Shared = State<Arc<ControlPlane>>;
 
 pub(super) fn routes() -> Router<Arc<ControlPlane>> {
     Router::new()
         .route("/v1/volumes/{name}/snapshots", get(list).post(create))
+        .route("/v1/snapshots", post(create_group))
         .route(
             "/v1/volumes/{name}/snapshots/{snapshot}",
             axum::routing::delete(delete),
@@ -51,6 +52,17 @@ async fn create(
 ) -> Result<Response> {
     note.set(&request.name);
     let created = async move { control.create_snapshot(&name, request).await };
+    let created = run_to_completion(created).await?;
+    Ok((StatusCode::CREATED, axum::Json(created)).into_response())
+}
+
+async fn create_group(
+    State(control): Shared,
+    Extension(note): Extension<AuditNote>,
+    JsonBody(request): JsonBody<CreateSnapshotGroup>,
+) -> Result<Response> {
+    note.set(&request.names.join(" "));
+    let created = async move { control.create_snapshot_group(request).await };
     let created = run_to_completion(created).await?;
     Ok((StatusCode::CREATED, axum::Json(created)).into_response())
 }

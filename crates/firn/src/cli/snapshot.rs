@@ -1,5 +1,6 @@
 //! `firn snapshot create|list|restore|delete`: one request each, printed as text or as JSON.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Map;
@@ -9,26 +10,23 @@ use super::client::{Client, volume_path};
 use super::lists::{ListPrinter, ListWalk};
 use super::{output, similar_name};
 use crate::failure::Result;
-use crate::model::{CreateSnapshot, Restored, Snapshot, SnapshotList};
+use crate::model::{
+    CreateSnapshot, CreateSnapshotGroup, Restored, Snapshot, SnapshotList, SnapshotWait,
+};
 use crate::units::Size;
 
 pub(crate) fn snapshot(api: &ApiArgs, json: bool, command: &SnapshotCommand) -> Result<()> {
     let client = Client::new(api)?;
     match command {
-        SnapshotCommand::Create { name, labels, wait } => {
-            let (volume, snapshot) = split(name);
-            let asked = CreateSnapshot {
-                name: snapshot.to_owned(),
-                labels: labels.iter().cloned().collect(),
-                wait: *wait,
-            };
-            let path = format!("{}/snapshots", volume_path(volume));
-            let created: Snapshot = client
-                .post(&path, &asked)
-                .map_err(|failure| similar_name::suggest(&client, volume, failure))?;
-            match json {
-                true => output::json(&created),
-                false => output::line(&created.name),
+        SnapshotCommand::Create {
+            names,
+            labels,
+            wait,
+        } => {
+            let labels = labels.iter().cloned().collect();
+            match names.as_slice() {
+                [name] => create(&client, json, name, labels, *wait),
+                names => create_group(&client, json, names, labels, *wait),
             }
         }
         SnapshotCommand::List { volume, list: args } => list(&client, json, volume, args),
@@ -50,6 +48,52 @@ pub(crate) fn snapshot(api: &ApiArgs, json: bool, command: &SnapshotCommand) -> 
                 .delete(&path)
                 .map_err(|failure| similar_name::suggest(&client, volume, failure))
         }
+    }
+}
+
+fn create(
+    client: &Client,
+    json: bool,
+    name: &str,
+    labels: BTreeMap<String, String>,
+    wait: SnapshotWait,
+) -> Result<()> {
+    let (volume, snapshot) = split(name);
+    let asked = CreateSnapshot {
+        name: snapshot.to_owned(),
+        labels,
+        wait,
+    };
+    let path = format!("{}/snapshots", volume_path(volume));
+    let created: Snapshot = client
+        .post(&path, &asked)
+        .map_err(|failure| similar_name::suggest(client, volume, failure))?;
+    match json {
+        true => output::json(&created),
+        false => output::line(&created.name),
+    }
+}
+
+/// Of several volumes at one moment.
+fn create_group(
+    client: &Client,
+    json: bool,
+    names: &[String],
+    labels: BTreeMap<String, String>,
+    wait: SnapshotWait,
+) -> Result<()> {
+    let asked = CreateSnapshotGroup {
+        names: names.to_vec(),
+        labels,
+        wait,
+    };
+    let created: SnapshotList = client.post("/v1/snapshots", &asked)?;
+    match json {
+        true => output::json(&created),
+        false => created
+            .snapshots
+            .iter()
+            .try_for_each(|snapshot| output::line(&snapshot.name)),
     }
 }
 

@@ -10,7 +10,8 @@ use crate::control_plane::ControlPlane;
 use crate::control_plane::schedules::check_labels;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
-    CreateSnapshot, ForkVolume, Forked, Restored, Snapshot, SnapshotList, SnapshotWait,
+    CreateSnapshot, CreateSnapshotGroup, ForkVolume, Forked, Restored, Snapshot, SnapshotList,
+    SnapshotWait,
 };
 
 fn describe(info: SnapshotInfo) -> Snapshot {
@@ -24,6 +25,13 @@ fn describe(info: SnapshotInfo) -> Snapshot {
         lsn: info.lsn.0,
         taken_unix_ms: info.unix_ms,
         labels: info.labels.into_iter().collect(),
+    }
+}
+
+fn durability(wait: SnapshotWait) -> Durability {
+    match wait {
+        SnapshotWait::Log => Durability::Log,
+        SnapshotWait::Store => Durability::Store,
     }
 }
 
@@ -45,12 +53,27 @@ impl ControlPlane {
     ) -> Result<Snapshot> {
         let name = format!("{volume}@{}", request.name);
         let labels = request.labels.into_iter().collect();
-        let durability = match request.wait {
-            SnapshotWait::Log => Durability::Log,
-            SnapshotWait::Store => Durability::Store,
-        };
+        let durability = durability(request.wait);
         let created = self.host.create_snapshot(&name, labels, durability).await;
         created.map(describe).map_err(Failure::from)
+    }
+
+    /// Takes snapshots of several volumes at one moment.
+    pub(crate) async fn create_snapshot_group(
+        &self,
+        request: CreateSnapshotGroup,
+    ) -> Result<SnapshotList> {
+        check_labels(&request.labels)?;
+        let labels = request.labels.into_iter().collect();
+        let durability = durability(request.wait);
+        let taken = self
+            .host
+            .create_snapshot_group(&request.names, labels, durability);
+        let taken = taken.await.map_err(Failure::from)?;
+        Ok(SnapshotList {
+            snapshots: taken.into_iter().map(describe).collect(),
+            next: None,
+        })
     }
 
     pub(crate) async fn snapshots(&self, volume: &str, place: ListPlace) -> Result<SnapshotList> {

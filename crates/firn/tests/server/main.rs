@@ -32,6 +32,7 @@ mod rescue_log;
 mod schedules;
 mod serve;
 mod small_machines;
+mod snapshot_groups;
 mod store_check;
 mod store_faults;
 mod store_rebuild;

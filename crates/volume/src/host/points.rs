@@ -8,6 +8,7 @@ use crate::jobs::Answer;
 use crate::store::catalog;
 use crate::store::catalog::volume_spec::VolumeInfo;
 use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
+use crate::store::forks::group::create_group;
 use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots, show_snapshot};
 use crate::store::forks::{self, Durability, Fork};
@@ -69,6 +70,20 @@ impl Host {
         let name = name.to_owned();
         self.control(move |engine| async move {
             forks::create_snapshot(&engine, &name, labels, durability).await
+        })
+    }
+
+    /// Makes snapshots of several volumes that are open here, all at one moment while writers go on. As durable as a FLUSH
+    /// when this ends, all or none; with [`Durability::Store`] it waits until the store has them, too.
+    pub fn create_snapshot_group(
+        &self,
+        names: &[String],
+        labels: Vec<(String, String)>,
+        durability: Durability,
+    ) -> Answer<Result<Vec<SnapshotInfo>, OpenError>> {
+        let names = names.to_vec();
+        self.control(move |engine| async move {
+            create_group(&engine, &names, labels, durability).await
         })
     }
 

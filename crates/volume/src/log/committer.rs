@@ -196,9 +196,13 @@ impl Committer {
         self.note(engine, |state| keep_log_state(state, log_state))
     }
 
-    /// The same for a record.
-    pub(crate) fn note_record(&self, engine: &Arc<impl CommitEnvironment>, record: Record) -> u64 {
-        self.note(engine, |state| state.records.push(record))
+    /// The same for records, which go into one frame.
+    pub(crate) fn note_records(
+        &self,
+        engine: &Arc<impl CommitEnvironment>,
+        records: Vec<Record>,
+    ) -> u64 {
+        self.note(engine, |state| state.records.extend(records))
     }
 
     fn note(&self, engine: &Arc<impl CommitEnvironment>, add: impl FnOnce(&mut State)) -> u64 {

@@ -49,6 +49,7 @@ mod restores;
 mod roots;
 mod sessions;
 mod short_lives;
+mod snapshot_groups;
 mod snapshots;
 mod status;
 mod store_requests;

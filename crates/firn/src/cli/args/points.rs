@@ -11,10 +11,13 @@ pub(crate) enum SnapshotCommand {
     /// Take a snapshot of a volume as it is now, while it is written to. Returns when the log of the server's host has
     /// it: it is as durable as a FLUSH then, and goes to the store by itself. Of a volume that is not open there, and
     /// with --wait store, when the store has it.
+    ///
+    /// Several volumes are taken at one moment, all or none: what one of them has of a client's writes, the others have, too. The
+    /// server must have all of them open. Each has the label group with the names of all; the group is whole in a store that has all.
     Create {
-        /// The volume, and a name for the snapshot.
-        #[arg(value_name = "VOLUME@SNAPSHOT", value_parser = snapshot_name)]
-        name: String,
+        /// The volume, and a name for the snapshot; several for a group.
+        #[arg(value_name = "VOLUME@SNAPSHOT", value_parser = snapshot_name, required = true)]
+        names: Vec<String>,
         /// Mark it; may be given several times.
         #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
         labels: Vec<(String, String)>,

@@ -38,27 +38,51 @@ impl HeldPoint {
     /// # Errors
     /// If it is not served, or has too many points already.
     pub(super) async fn take(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
-        HeldPoint::take_unless(tail, Points::is_fold_next).await
+        let taken = HeldPoint::take_unless(std::slice::from_ref(tail), Points::is_fold_next);
+        // One for each tail.
+        let one = taken.await?.pop();
+        one.ok_or_else(|| OpenError::Busy(tail.name().to_owned()))
     }
 
-    /// The same; where there are too many, waits for its turn.
-    pub(super) async fn take_in_turn(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
-        HeldPoint::take_unless(tail, |points| points.is_fold_next() || points.is_full()).await
+    /// The same of several volumes at one moment: what a client wrote to one of them after the answer to a write to another
+    /// is in the one point only if that is in the other. Where there are too many, waits for its turn.
+    pub(super) async fn take_together(tails: &[Arc<Tail>]) -> Result<Vec<HeldPoint>, OpenError> {
+        let must_wait = |points: &Points| points.is_fold_next() || points.is_full();
+        if !canary::active!("group_is_cut_one_by_one") {
+            return HeldPoint::take_unless(tails, must_wait).await;
+        }
+        let mut points = Vec::new();
+        for tail in tails {
+            points.extend(HeldPoint::take_unless(std::slice::from_ref(tail), must_wait).await?);
+        }
+        Ok(points)
     }
 
     async fn take_unless(
-        tail: &Arc<Tail>,
+        tails: &[Arc<Tail>],
         must_wait: impl Fn(&Points) -> bool,
-    ) -> Result<HeldPoint, OpenError> {
-        let take = || {
+    ) -> Result<Vec<HeldPoint>, OpenError> {
+        let waits = |tail: &Tail| {
             let inner = tail.lock();
             let waits = inner.status == Status::Live && must_wait(&inner.points);
             drop(inner);
             // While the store fails no fold begins, and no point is given up.
-            let waits = waits && tail.upload.store_failure().is_none();
-            (!waits).then(|| HeldPoint::take_now(tail))
+            waits && tail.upload.store_failure().is_none()
         };
-        tail.upload.changed.wait_until(take).await
+        loop {
+            for tail in tails {
+                let turn = || (!waits(tail)).then_some(());
+                tail.upload.changed.wait_until(turn).await;
+            }
+            // One may have to wait again by now, which is seen before any is taken.
+            let failing = tails
+                .iter()
+                .map(|tail| tail.upload.store_failure().is_some());
+            let failing: Vec<bool> = failing.collect();
+            if let Some(taken) = HeldPoint::take_now(tails, &failing, &must_wait) {
+                return taken;
+            }
+        }
     }
 
     /// The point of a snapshot that the log is to keep no more: held until the log says so.
@@ -70,23 +94,43 @@ impl HeldPoint {
         }
     }
 
-    fn take_now(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
-        let mut inner = tail.lock();
-        if inner.status != Status::Live {
-            return Err(OpenError::Busy(tail.name().to_owned()));
+    /// Takes the points under the locks of all tails; none, if one of them has to wait.
+    fn take_now(
+        tails: &[Arc<Tail>],
+        failing: &[bool],
+        must_wait: impl Fn(&Points) -> bool,
+    ) -> Option<Result<Vec<HeldPoint>, OpenError>> {
+        // Everybody who holds several takes them in this order, so nobody waits for one in a circle.
+        let mut order: Vec<usize> = (0..tails.len()).collect();
+        order.sort_by_key(|nth| tails[*nth].id());
+        let mut locked: Vec<_> = order.iter().map(|nth| tails[*nth].lock()).collect();
+        let mut points = Vec::new();
+        for (inner, nth) in locked.iter().zip(&order) {
+            let name = || tails[*nth].name().to_owned();
+            if inner.status != Status::Live {
+                return Some(Err(OpenError::Busy(name())));
+            }
+            if must_wait(&inner.points) && !failing[*nth] {
+                return None;
+            }
+            if inner.points.is_full() {
+                return Some(Err(OpenError::TooManyPoints(name(), POINTS_MAX)));
+            }
         }
-        if inner.points.is_full() {
-            return Err(OpenError::TooManyPoints(tail.name().to_owned(), POINTS_MAX));
+        for (inner, nth) in locked.iter_mut().zip(&order) {
+            let (lsn, bytes) = (inner.newest, inner.geometry.bytes);
+            inner.layers.freeze(lsn);
+            inner.points.add(lsn);
+            let point = HeldPoint {
+                tail: Arc::clone(&tails[*nth]),
+                lsn,
+                bytes,
+            };
+            points.push((*nth, point));
         }
-        let (lsn, bytes) = (inner.newest, inner.geometry.bytes);
-        inner.layers.freeze(lsn);
-        inner.points.add(lsn);
-        drop(inner);
-        Ok(HeldPoint {
-            tail: Arc::clone(tail),
-            lsn,
-            bytes,
-        })
+        drop(locked);
+        points.sort_by_key(|(nth, _)| *nth);
+        Some(Ok(points.into_iter().map(|(_, point)| point).collect()))
     }
 
     /// Waits until the store has everything up to the point. Fails if it never will, or does not take it now.

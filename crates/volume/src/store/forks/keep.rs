@@ -1,6 +1,6 @@
-//! Takes a snapshot into the log (S6): as durable as a FLUSH when this ends.
+//! Takes snapshots into the log (S6), one or a group at one cut: as durable as a FLUSH when this ends.
 //!
-//! The top layer is frozen and a frame of the log records the snapshot. The store is asked for nothing but, once in a
+//! The top layer is frozen and a frame of the log records the snapshot; one frame has all of a group. The store is asked for nothing but, once in a
 //! hold, the names that are taken. From that frame on the snapshot survives what a FLUSH survives: its point is held
 //! until it has a root in the store, in this process or a later one, however long the store is away. It must never
 //! be given up because the store fails. It is lost only with the log, or when another host goes on with the volume.
@@ -27,58 +27,100 @@ use crate::units::VolumeId;
 /// The part of a journal half that records of snapshots may take.
 const JOURNAL_PART: u64 = 16;
 
-/// Takes a snapshot of the volume as it is now; durable when this ends. `None`: the log has no place for it, so the
-/// caller must wait for the store.
+/// A volume, and the name of the snapshot that is taken of it.
+pub(super) type Member = (Arc<Tail>, String);
+
+/// Takes snapshots of volumes as they are at one moment, now; durable when this ends, all of them or none. `None`: the log
+/// has no place for them, so the caller must wait for the store.
 pub(super) async fn take(
     engine: &Arc<Engine>,
-    tail: &Arc<Tail>,
-    (name, labels): (&str, Labels),
-) -> Result<Option<SnapshotInfo>, OpenError> {
+    members: &[Member],
+    labels: &Labels,
+) -> Result<Option<Vec<SnapshotInfo>>, OpenError> {
     if engine.poisoned.load(Ordering::Acquire) || !has_room(engine) {
         return Ok(None);
     }
-    check_name_is_free(engine, tail, name).await?;
-    let point = HeldPoint::take_in_turn(tail).await?;
-    let record = SnapshotRecord {
-        id: engine.next_volume_id(),
-        name: name.to_owned(),
-        lsn: point.lsn,
-        bytes: point.bytes,
-        unix_ms: engine.jobs.now().unix_ms,
-        labels,
-    };
-    tail.lock().points.keep(KeptSnapshot {
-        record: record.clone(),
-        is_durable: false,
-        may_be_stored: false,
-        failure: None,
-    });
-    if !record_durably(engine, tail, &record).await {
-        let forgotten = tail.lock().points.forget(record.id);
-        drop(forgotten.map(|kept| HeldPoint::of_forgotten(tail, &kept)));
+    for (tail, name) in members {
+        check_name_is_free(engine, tail, name).await?;
+    }
+    let tails: Vec<Arc<Tail>> = members.iter().map(|(tail, _)| Arc::clone(tail)).collect();
+    let points = HeldPoint::take_together(&tails).await?;
+    let unix_ms = engine.jobs.now().unix_ms;
+    let mut records = Vec::new();
+    for ((tail, name), point) in members.iter().zip(&points) {
+        let record = SnapshotRecord {
+            id: engine.next_volume_id(),
+            name: name.clone(),
+            lsn: point.lsn,
+            bytes: point.bytes,
+            unix_ms,
+            labels: labels.clone(),
+        };
+        tail.lock().points.keep(KeptSnapshot {
+            record: record.clone(),
+            is_durable: false,
+            may_be_stored: false,
+            failure: None,
+        });
+        records.push((Arc::clone(tail), record));
+    }
+    if !record_durably(engine, &records).await {
+        for (tail, record) in &records {
+            let forgotten = tail.lock().points.forget(record.id);
+            drop(forgotten.map(|kept| HeldPoint::of_forgotten(tail, &kept)));
+        }
         return Err(OpenError::Poisoned);
     }
-    let status = {
-        let mut inner = tail.lock();
-        if let Some(kept) = inner.points.find_kept(record.id) {
-            kept.is_durable = true;
-        }
-        inner.status
-    };
-    if status != Status::Live {
-        return Err(end_reason(tail, status));
+    if let Some(error) = on_durable(&records) {
+        withdraw(engine, &records).await;
+        return Err(error);
     }
-    engine.due_snapshots.add(tail, record.id);
-    Ok(Some(SnapshotInfo::of_kept(tail.id().volume, &record)))
+    let infos = records.iter().map(|(tail, record)| {
+        engine.due_snapshots.add(tail, record.id);
+        SnapshotInfo::of_kept(tail.id().volume, record)
+    });
+    Ok(Some(infos.collect()))
 }
 
-/// Has a frame name the snapshot. False if the log is poisoned.
-async fn record_durably(engine: &Arc<Engine>, tail: &Arc<Tail>, record: &SnapshotRecord) -> bool {
-    let note = Record::Snapshot {
+/// A frame has them. The error, if the service of a volume has ended meanwhile.
+fn on_durable(records: &[(Arc<Tail>, SnapshotRecord)]) -> Option<OpenError> {
+    let mut error = None;
+    for (tail, record) in records {
+        let status = {
+            let mut inner = tail.lock();
+            if let Some(kept) = inner.points.find_kept(record.id) {
+                kept.is_durable = true;
+            }
+            inner.status
+        };
+        if status != Status::Live {
+            error = error.or_else(|| Some(end_reason(tail, status)));
+        }
+    }
+    error
+}
+
+/// Of a group that is no whole one, the log keeps none whose volume is served: nobody was told of them.
+async fn withdraw(engine: &Arc<Engine>, records: &[(Arc<Tail>, SnapshotRecord)]) {
+    for (tail, record) in records {
+        let forgotten = {
+            let mut inner = tail.lock();
+            let is_live = inner.status == Status::Live;
+            is_live.then(|| inner.points.forget(record.id)).flatten()
+        };
+        if let Some(kept) = forgotten {
+            record_removal(engine, tail, &kept).await;
+        }
+    }
+}
+
+/// Has one frame name the snapshots. False if the log is poisoned.
+async fn record_durably(engine: &Arc<Engine>, records: &[(Arc<Tail>, SnapshotRecord)]) -> bool {
+    let notes = records.iter().map(|(tail, record)| Record::Snapshot {
         tail: tail.id(),
         snapshot: record.clone(),
-    };
-    let round = engine.committer().note_record(engine, note);
+    });
+    let round = engine.committer().note_records(engine, notes.collect());
     if canary::active!("snapshot_is_acknowledged_before_its_frame") {
         return true;
     }
@@ -154,6 +196,6 @@ pub(super) async fn record_removal(
         tail: tail.id(),
         snapshot: forgotten.record.id,
     };
-    let round = engine.committer().note_record(engine, removed);
+    let round = engine.committer().note_records(engine, vec![removed]);
     engine.committer().durable(engine, round).await
 }

@@ -3,12 +3,13 @@
 //! A snapshot is a closed volume of its own that nobody writes to; a fork is one that anybody may open. Both
 //! share the objects of the state that they begin with, by name. [`live_parent`] takes that state from a volume
 //! that is served here, [`stored_parent`] from any other; [`child`] creates the child from what the store has
-//! then. A snapshot of a volume that is live here can be in the log first: [`keep`] puts it there, [`kept_snapshots`] knows
+//! then. A snapshot of a volume that is live here can be in the log first: [`keep`] puts it there, for a [`group`] of volumes at one cut, [`kept_snapshots`] knows
 //! it, and [`store_kept`] brings it to the store. [`restore`] sets a volume back to a snapshot, [`open_snapshot`] serves one. Readers never need the
 //! parent: a root names all that it needs.
 
 pub(in crate::store) mod child;
 pub(crate) mod due_snapshots;
+pub(crate) mod group;
 mod held_point;
 mod keep;
 pub(crate) mod kept_snapshots;
@@ -68,9 +69,10 @@ pub(crate) async fn create_snapshot(
             wait_checked(&tail).await?;
         }
         if let Some(tail) = live_tail(engine, volume)
-            && let Some(info) = keep::take(engine, &tail, (name, labels.clone())).await?
+            && let Some(taken) = keep::take(engine, &[(tail, name.to_owned())], &labels).await?
         {
-            return Ok(info);
+            let taken = taken.into_iter().next();
+            return taken.ok_or_else(|| OpenError::Busy(name.to_owned()));
         }
     }
     if let Some(tail) = served_tail(engine, volume) {
