@@ -172,6 +172,45 @@ fn a_volume_that_is_branched_under_load_is_one_moment_in_each_branch_also_after_
 }
 
 #[test]
+fn many_forks_are_made_by_one_command_which_ends_at_the_first_that_fails() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    server.connect("demo").write(0, &content(1)).unwrap();
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
+    let names: Vec<String> = (0..40).map(|nth| format!("f{nth}")).collect();
+    let fork = |parent: &str, names: &[String]| {
+        let names = names.iter().map(String::as_str);
+        let args: Vec<&str> = ["fork", parent].into_iter().chain(names).collect();
+        world.run(&server, &args)
+    };
+    let said = String::from_utf8(fork("demo@one", &names).stdout).unwrap();
+    let mut printed: Vec<&str> = said.lines().collect();
+    printed.sort_by_key(|name| name[1..].parse::<u32>().unwrap());
+    assert_eq!(printed, names);
+    world.expect_success(&server, &["attach", "f39", "--transport", "nbd"]);
+    assert_eq!(server.connect("f39").read(0, BLOCK).unwrap(), content(1));
+    // The fourth is there already.
+    let more = ["g1", "g2", "g3", "f39"].into_iter().map(str::to_owned);
+    let more: Vec<String> = more.chain((4..90).map(|nth| format!("g{nth}"))).collect();
+    let output = fork("demo", &more);
+    let said = crate::common::message(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("f39 exists"), "{said}");
+    let made = String::from_utf8(output.stdout).unwrap();
+    assert!(made.lines().count() < more.len() - 1, "{made}");
+    let volumes = world.volume_names(&server);
+    for name in made.lines() {
+        assert!(volumes.iter().any(|volume| volume == name), "{name}");
+    }
+    let pins = fs::read_dir(world.path("store/pins")).unwrap();
+    let pins: usize = pins
+        .map(|of| fs::read_dir(of.unwrap().path()).unwrap().count())
+        .sum();
+    // One for each fork and the snapshot: what failed left none.
+    assert_eq!(pins, volumes.len());
+}
+
+#[test]
 fn a_volume_is_deleted_after_its_snapshots_and_its_forks_live_on() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);

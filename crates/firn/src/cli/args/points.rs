@@ -56,9 +56,9 @@ pub(crate) struct ForkArgs {
     /// what the store has of it: that lacks the newest writes, and the command says so.
     #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = volume_or_snapshot_name)]
     pub(crate) parent: String,
-    /// Name of the new volume.
-    #[arg(value_name = "NEW", value_parser = volume_name)]
-    pub(crate) name: String,
+    /// Name of the new volume; of several, eight are made at once.
+    #[arg(value_name = "NEW", value_parser = volume_name, required = true)]
+    pub(crate) names: Vec<String>,
 }
 
 pub(super) fn snapshot_name(text: &str) -> Result<String, String> {

@@ -13,7 +13,7 @@ use crate::hostlog::stop::Stop;
 use crate::object::root::Root;
 use crate::object::sessions::SessionNames;
 use crate::request::tail::{Status, Tail};
-use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
+use crate::store::forks::child::{ChildSpec, Outcome, ParentState, check_free, put_child};
 use crate::store::forks::held_point::HeldPoint;
 use crate::store::host_log::log_procedures::stop_host;
 use crate::store::open::endings::end;
@@ -27,6 +27,10 @@ pub(super) async fn make_child(
 ) -> Result<Root, OpenError> {
     let point = HeldPoint::take(tail).await?;
     let unix_ms = engine.jobs.now().unix_ms;
+    if tail.stored_lsn() < point.lsn {
+        // Before an upload that may take long.
+        check_free(engine, &spec.name).await?;
+    }
     point.wait_stored(engine).await?;
     let _turn = tail.upload.turn.take().await;
     let at = PointInTime {

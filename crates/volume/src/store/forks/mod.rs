@@ -128,8 +128,22 @@ async fn make_child(
     spec: &ChildSpec,
 ) -> Result<(Root, Option<VolumeOwner>), OpenError> {
     engine.host_log.check_not_stopped()?;
-    // Checked before anything is frozen.
-    check_free(engine, &spec.name).await?;
+    match make_child_of(engine, parent, spec).await {
+        // The creation of its root says whether the name is free; asking before would be a request more. Who has it is asked
+        // for now: it may be in the trash.
+        Err(taken @ OpenError::Exists(_)) => match check_free(engine, &spec.name).await {
+            Ok(()) | Err(OpenError::Store(_)) => Err(taken),
+            Err(why) => Err(why),
+        },
+        made => made,
+    }
+}
+
+async fn make_child_of(
+    engine: &Arc<Engine>,
+    parent: &str,
+    spec: &ChildSpec,
+) -> Result<(Root, Option<VolumeOwner>), OpenError> {
     if let Some(tail) = served_tail(engine, parent) {
         wait_checked(&tail).await?;
     }
