@@ -104,11 +104,21 @@ impl StoreRig {
 
     /// Starts a server on the cache directory `cache` with flags of `serve`, and waits for it.
     pub(super) fn serve(&self, cache: &str, flags: &[String]) -> Result<FirnServer<'_>, Failure> {
+        self.serve_from(&url_at(self.proxy.address), cache, flags)
+    }
+
+    /// The same on another store.
+    pub(super) fn serve_from(
+        &self,
+        store: &str,
+        cache: &str,
+        flags: &[String],
+    ) -> Result<FirnServer<'_>, Failure> {
         let socket = self.scratch.path().join(format!("{cache}.sock"));
         let output = self.scratch.path().join(format!("{cache}.out"));
         let mut command = self.command(&self.programs.firn);
         command.args(["serve", "--api", "127.0.0.1:0", "--cache", cache]);
-        command.args(["--store", &url_at(self.proxy.address)]);
+        command.args(["--store", store]);
         command.arg("--ring-dir").arg(self.scratch.path());
         command.arg(format!("--nbd=unix:{}", socket.display()));
         let log = File::create(self.scratch.path().join(format!("{cache}.err")))?;

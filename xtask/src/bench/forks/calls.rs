@@ -68,7 +68,7 @@ struct UnderLoad {
 }
 
 pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failure> {
-    let server = serve(rig, "calls", "30s")?;
+    let server = serve(rig, "calls", "30s", None)?;
     let api = Api::of(&server)?;
     let mut connection = server.connect(PARENT)?;
     connection.run(sequential_writes(), LoadEnd::Bytes(STORED_BYTES))?;
@@ -109,7 +109,7 @@ pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failu
 
 /// A snapshot and a fork of a volume that was written to, and of which the store has nothing of that.
 fn dirty(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failure> {
-    let server = serve(rig, "dirty", "1h")?;
+    let server = serve(rig, "dirty", "1h", None)?;
     let api = Api::of(&server)?;
     let mut connection = server.connect(PARENT)?;
     api.snapshot(PARENT, "first", "store")?;

@@ -1,5 +1,6 @@
 //! Many forks of one snapshot, and what the first requests to one cost.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::api::Api;
@@ -10,11 +11,21 @@ use crate::bench::rig::{FirnServer, StoreRig};
 
 /// What the parent has, and of it what the store has; less than the log, so that everything is hot.
 const PARENT_HAS_BYTES: u64 = 256 << 20;
+/// Requests under way, where there are several.
+pub(super) const AT_ONCE: usize = 8;
 /// Forks whose first requests are timed.
 const TOUCHED: usize = 64;
 
-pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failure> {
-    let server = serve(rig, "many", "30s")?;
+pub(super) fn measure(
+    rig: &StoreRig,
+    arguments: &Arguments,
+    directory: Option<&str>,
+) -> Result<(), Failure> {
+    let (name, cache) = match directory {
+        Some(_) => ("a directory", "many-dir"),
+        None => ("MinIO", "many"),
+    };
+    let server = serve(rig, cache, "30s", directory)?;
     let api = Api::of(&server)?;
     let mut connection = server.connect(PARENT)?;
     let fill = Load {
@@ -35,23 +46,56 @@ pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failu
     let forked = began.elapsed();
     let requests = rig.proxy.take_traffic().requests();
     let began = Instant::now();
+    make_at_once(&api, &snapshot, arguments.forks)?;
+    let at_once = began.elapsed();
+    rig.proxy.take_traffic();
+    let began = Instant::now();
     for nth in 0..arguments.forks {
         api.attach(&format!("fork-{nth}"))?;
     }
     let attached = began.elapsed();
     let grown = server.resident_bytes()?.saturating_sub(before);
     let count = arguments.forks.max(1) as f64;
+    let requests = match directory {
+        // Nobody counts them there.
+        Some(_) => String::new(),
+        None => format!("{:.1}", requests as f64 / count),
+    };
     println!(
-        "\n## {} forks of one snapshot, one after the other\n\n\
-         | forked in | store requests of each | attached in | memory of each |\n|---:|---:|---:|---:|\n\
-         | {:.2} s | {:.1} | {:.2} s | {:.0} KiB |",
-        arguments.forks,
+        "| {name} | {:.2} s | {:.2} s | {requests} | {:.2} s | {:.0} KiB |",
         forked.as_secs_f64(),
-        requests as f64 / count,
+        at_once.as_secs_f64(),
         attached.as_secs_f64(),
         grown as f64 / 1024.0 / count
     );
+    if directory.is_some() {
+        return Ok(());
+    }
     first_requests(&server, arguments.forks.min(TOUCHED))
+}
+
+/// As many again, as `firn fork` does with several names.
+fn make_at_once(api: &Api, snapshot: &str, forks: usize) -> Result<(), Failure> {
+    let next = AtomicUsize::new(0);
+    let make = || -> Result<(), String> {
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            if nth >= forks {
+                return Ok(());
+            }
+            let made = api.fork(snapshot, &format!("again-{nth}"));
+            made.map_err(|error| error.to_string())?;
+        }
+    };
+    std::thread::scope(|scope| {
+        let makers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(make)).collect();
+        let ended = makers.into_iter().map(|maker| maker.join());
+        ended.collect::<Result<Vec<_>, _>>()
+    })
+    .map_err(|_| "a maker of forks panicked")?
+    .into_iter()
+    .collect::<Result<(), String>>()
+    .map_err(Failure::from)
 }
 
 /// The first read and write of forks that nobody has used, against the same of their parent.

@@ -55,7 +55,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         calls::measure(&rig, arguments)?;
     }
     let rig = StoreRig::new(&programs, arguments.objects_on_disk)?;
-    many::measure(&rig, arguments)?;
+    println!(
+        "\n## {} forks of one snapshot\n\n\
+         | store | one after the other, in | {} at once, in | store requests of each | attached in | memory of each |\n\
+         |---|---:|---:|---:|---:|---:|",
+        arguments.forks,
+        many::AT_ONCE
+    );
+    let directory = rig.scratch().join("store").display().to_string();
+    many::measure(&rig, arguments, Some(&directory))?;
+    many::measure(&rig, arguments, None)?;
     qcow2::measure(&rig, arguments)?;
     println!("\n{}", crate::lane::describe_machine()?);
     Ok(())
@@ -71,15 +80,23 @@ fn build(arguments: &Arguments) -> Result<Programs, Failure> {
     })
 }
 
-/// A server whose volume is branched.
-fn serve<'a>(rig: &'a StoreRig, cache: &str, rpo: &str) -> Result<FirnServer<'a>, Failure> {
+/// A server whose volume is branched, on MinIO unless a directory is named.
+fn serve<'a>(
+    rig: &'a StoreRig,
+    cache: &str,
+    rpo: &str,
+    directory: Option<&str>,
+) -> Result<FirnServer<'a>, Failure> {
     let flags = [
         "--log-size=3GiB".to_owned(),
         "--cache-size=1GiB".to_owned(),
         format!("--rpo={rpo}"),
         format!("--volume={PARENT}={}GiB", PARENT_BYTES >> 30),
     ];
-    rig.serve(cache, &flags)
+    match directory {
+        Some(store) => rig.serve_from(store, cache, &flags),
+        None => rig.serve(cache, &flags),
+    }
 }
 
 /// The middle one of some times, in milliseconds.
