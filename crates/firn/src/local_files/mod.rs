@@ -165,7 +165,11 @@ fn check_format(path: &Path) -> Result<()> {
             let entries = fs::read_dir(path)
                 .map_err(|source| Failure::io("read the cache directory", path, &source))?;
             for name in entries.flatten().map(|entry| entry.file_name()) {
-                if name != "lock" && name != "lost+found" {
+                // The last is what a first start leaves that was killed as it wrote the file.
+                if !["lock", "lost+found", "format.new"]
+                    .iter()
+                    .any(|own| name == *own)
+                {
                     return foreign(format!(
                         "it is not empty (it has {}) and was not made by firn; name an empty or \
                          new directory",

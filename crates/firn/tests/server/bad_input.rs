@@ -454,3 +454,14 @@ fn a_store_of_ones_own_without_credentials_is_refused_at_once_with_what_helps() 
     );
     assert!(!world.path("cache/log").exists());
 }
+
+#[test]
+fn a_cache_directory_whose_first_start_was_killed_as_it_wrote_its_first_file_is_used() {
+    let world = World::new();
+    fs::create_dir(world.path("cache")).unwrap();
+    fs::write(world.path("cache/lock"), "1\n").unwrap();
+    fs::write(world.path("cache/format.new"), "fir").unwrap();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    server.connect("demo").write(0, &[1; 4096]).unwrap();
+    assert!(!world.path("cache/format.new").exists());
+}
