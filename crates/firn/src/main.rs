@@ -67,6 +67,9 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(args) => {
             let is_check = args.handover_check;
+            if args.stop_with_stdin {
+                server::stop_with_stdin();
+            }
             let incoming = match is_check {
                 true => None,
                 false => server::Incoming::of_environment(),
@@ -92,6 +95,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Diff(args) => cli::diff(&cli.api, cli.json, &args),
         Command::Import(args) => cli::import(&cli.api, cli.json, &args),
         Command::Export(args) => cli::export(&cli.api, cli.json, &args),
+        Command::Clone(args) => cli::clone(&cli.api, cli.json, &args),
         Command::Trash(command) => cli::trash(&cli.api, cli.json, &command),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
         Command::Gc(args) => cli::gc(&cli.api, cli.json, args),

@@ -164,6 +164,10 @@ pub(crate) struct CreateSnapshot {
     pub(crate) labels: BTreeMap<String, String>,
     #[serde(default)]
     pub(crate) wait: SnapshotWait,
+    /// When the snapshot was taken of which the volume is a copy, if it is one; the store has the new one when the
+    /// request is answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) copied_unix_ms: Option<u64>,
 }
 
 /// Body of `POST /v1/snapshots`.

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::args::{ApiArgs, DiffArgs};
 use super::client::{Client, volume_path};
 use super::{output, similar_name};
-use crate::failure::{FailureCode, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{Diff, DiffKind, DiffRange, DiffSide};
 use crate::units::ApproximateSize;
 
@@ -56,25 +56,69 @@ pub(super) fn each_part(
     to: &str,
     mut visit: impl FnMut(&Diff) -> Result<()>,
 ) -> Result<(DiffSide, DiffSide)> {
-    let mut path = format!("{}/diff?from={from}", volume_path(to));
-    let first_path = path.clone();
-    loop {
-        let part: Diff = client.get(&path).map_err(|failure| {
-            let is_missing = failure.code == FailureCode::NoSuchVolume;
-            let volume = |name: &str| name.split('@').next().unwrap_or_default().to_owned();
-            let names = [volume(from), volume(to)];
-            let missing = names.into_iter().find(|name| {
-                is_missing && client.get::<serde_json::Value>(&volume_path(name)).is_err()
-            });
-            match missing {
-                Some(name) => similar_name::suggest(client, &name, failure),
-                None => failure,
-            }
-        })?;
+    let mut walk = DiffWalk::new(client, from, to);
+    let mut sides = None;
+    while let Some(part) = walk.next()? {
         visit(&part)?;
-        match &part.next {
-            Some(next) => path = format!("{first_path}&after={next}"),
-            None => return Ok((part.from, part.to)),
+        sides = Some((part.from, part.to));
+    }
+    sides.ok_or_else(|| Failure::internal("a diff without a part"))
+}
+
+/// A walk through the parts of a diff; there is at least one.
+pub(super) struct DiffWalk<'a> {
+    client: &'a Client,
+    from: &'a str,
+    to: &'a str,
+    path: Option<String>,
+}
+
+impl<'a> DiffWalk<'a> {
+    pub(super) fn new(client: &'a Client, from: &'a str, to: &'a str) -> DiffWalk<'a> {
+        let mut walk = DiffWalk {
+            client,
+            from,
+            to,
+            path: None,
+        };
+        walk.path = Some(walk.first_path());
+        walk
+    }
+
+    fn first_path(&self) -> String {
+        format!("{}/diff?from={}", volume_path(self.to), self.from)
+    }
+
+    /// The next part; none: that was the last one.
+    pub(super) fn next(&mut self) -> Result<Option<Diff>> {
+        let Some(path) = self.path.take() else {
+            return Ok(None);
+        };
+        let part: Diff = self
+            .client
+            .get(&path)
+            .map_err(|failure| self.explain(failure))?;
+        let first_path = self.first_path();
+        let next = part.next.as_ref();
+        self.path = next.map(|next| format!("{first_path}&after={next}"));
+        Ok(Some(part))
+    }
+
+    /// Names the volume that is missing, and one that is called nearly so.
+    fn explain(&self, failure: Failure) -> Failure {
+        let is_missing = failure.code == FailureCode::NoSuchVolume;
+        let volume = |name: &str| name.split('@').next().unwrap_or_default().to_owned();
+        let names = [volume(self.from), volume(self.to)];
+        let missing = names.into_iter().find(|name| {
+            is_missing
+                && self
+                    .client
+                    .get::<serde_json::Value>(&volume_path(name))
+                    .is_err()
+        });
+        match missing {
+            Some(name) => similar_name::suggest(self.client, &name, failure),
+            None => failure,
         }
     }
 }

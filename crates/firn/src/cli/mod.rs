@@ -56,7 +56,7 @@ pub(crate) use snapshot::snapshot;
 pub(crate) use support::support;
 pub(crate) use sync::sync;
 pub(crate) use top::top;
-pub(crate) use transfer::{export, import};
+pub(crate) use transfer::{clone, export, import};
 pub(crate) use trash::trash;
 pub(crate) use upgrade::upgrade;
 pub(crate) use volume::volume;

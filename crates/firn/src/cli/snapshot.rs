@@ -63,6 +63,7 @@ fn create(
         name: snapshot.to_owned(),
         labels,
         wait,
+        copied_unix_ms: None,
     };
     let path = format!("{}/snapshots", volume_path(volume));
     let created: Snapshot = client

@@ -54,8 +54,11 @@ impl ControlPlane {
         let name = format!("{volume}@{}", request.name);
         let labels = request.labels.into_iter().collect();
         let durability = durability(request.wait);
-        let created = self.host.create_snapshot(&name, labels, durability).await;
-        created.map(describe).map_err(Failure::from)
+        let created = match request.copied_unix_ms {
+            None => self.host.create_snapshot(&name, labels, durability),
+            Some(unix_ms) => self.host.copy_snapshot(&name, labels, unix_ms),
+        };
+        created.await.map(describe).map_err(Failure::from)
     }
 
     /// Takes snapshots of several volumes at one moment.

@@ -260,6 +260,7 @@ impl ControlPlane {
             name: snapshot_name(&schedule.name(), now_ms),
             labels: [(LABEL.to_owned(), schedule.name())].into(),
             wait: SnapshotWait::Log,
+            copied_unix_ms: None,
         };
         let taken = self.take_snapshot(&open.info.name, request).await?;
         self.schedules.taken.fetch_add(1, Ordering::Relaxed);

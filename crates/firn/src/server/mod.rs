@@ -40,6 +40,7 @@ use crate::log_lines;
 use crate::store_access::{StoreAccess, StoreSettings};
 
 pub(crate) use handover::{Incoming, print_check, roll_back};
+pub(crate) use process::stop_with_stdin;
 pub(crate) use rescue_log::{LogRescue, LogRescueReport};
 
 /// Threads for the API and the store, which mostly wait.

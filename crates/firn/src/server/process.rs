@@ -111,6 +111,16 @@ fn raise_open_files_limit() {
     }
 }
 
+/// Has the end of standard input stop this server as SIGTERM does.
+pub(crate) fn stop_with_stdin() {
+    std::thread::spawn(|| {
+        // Whatever is written there, and whatever goes wrong.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let own = rustix::process::getpid();
+        let _ = rustix::process::kill_process(own, rustix::process::Signal::TERM);
+    });
+}
+
 /// The signals that stop the server: SIGTERM and SIGINT.
 pub(super) struct StopSignal {
     terminate: tokio::signal::unix::Signal,

@@ -12,6 +12,7 @@ mod api;
 mod bad_input;
 mod bench;
 mod branches;
+mod clones;
 mod command_line;
 mod deleted_volumes;
 mod foreign_clients;

@@ -69,7 +69,22 @@ impl Host {
     ) -> Answer<Result<SnapshotInfo, OpenError>> {
         let name = name.to_owned();
         self.control(move |engine| async move {
-            forks::create_snapshot(&engine, &name, labels, durability).await
+            forks::create_snapshot(&engine, &name, labels, durability, None).await
+        })
+    }
+
+    /// The same of a volume that is, at this moment, a copy of a snapshot of another store, which was taken at `unix_ms`:
+    /// the new one has that time. Ends when the store has it.
+    pub fn copy_snapshot(
+        &self,
+        name: &str,
+        labels: Vec<(String, String)>,
+        unix_ms: u64,
+    ) -> Answer<Result<SnapshotInfo, OpenError>> {
+        let name = name.to_owned();
+        self.control(move |engine| async move {
+            let time = Some(unix_ms);
+            forks::create_snapshot(&engine, &name, labels, Durability::Store, time).await
         })
     }
 

@@ -35,7 +35,7 @@ pub(crate) use points::{ForkArgs, SnapshotCommand};
 pub(crate) use rescue::{RescueCommand, RescueLogArgs};
 pub(crate) use schedule::SnapshotSchedule;
 pub(crate) use serve::{LogIo, NewVolume, OpenListener, ServeArgs};
-pub(crate) use transfer::{ExportArgs, ImageFormat, ImportArgs};
+pub(crate) use transfer::{CloneArgs, ExportArgs, ImageFormat, ImportArgs};
 pub(crate) use trash::TrashCommand;
 pub(crate) use upgrade::UpgradeArgs;
 pub(crate) use volume::{DeleteArgs, Patience, VolumeCommand, VolumeName};
@@ -181,6 +181,20 @@ pub(crate) enum Command {
         It reads a fork, demo-export-NUMBER, and deletes it at the end. After kill -9 the fork is there yet: delete it \
         with `firn volume delete`.")]
     Export(ExportArgs),
+    /// Copy a volume with its snapshots to another store, or under another name. Returns when that store has all of it,
+    /// verified.
+    #[command(after_help = "Examples:\n  \
+        firn clone demo --to 's3://other-bucket/firn?region=eu-2'\n  \
+        firn clone demo --to /mnt/backup/store --name demo-copy\n\n\
+        Each snapshot becomes the same one there: name, labels, time and bytes, and the label copy-of with the identity of the \
+        original. The first goes as a whole, each other as what changed since the one before. The last is taken of what the volume \
+        holds now, clone-NUMBER; it stays in both, so that later changes can follow with `firn export --since` and `firn import \
+        --onto`. The copy is a volume of its own, with another identity, and nobody has it open.\n\n\
+        What was written is read again from the other store and compared. A command that was cut short, by kill -9, too, \
+        is run again as it was: it goes on after the last snapshot that the copy has whole, and says which. Until then the copy has a \
+        snapshot named unfinished-clone; delete both to give it up. Of a schedule's snapshots the label schedule becomes \
+        copied-schedule, so that no schedule there removes them.")]
+    Clone(CloneArgs),
     /// Deleted volumes, which can be had back for a while.
     #[command(
         subcommand,

@@ -168,6 +168,11 @@ pub(crate) struct ServeArgs {
     #[serde(skip)]
     pub(crate) planned_store_faults: Option<StoreFaultPlan>,
 
+    /// Stop when standard input ends: the server of a command, which ends with it.
+    #[arg(long, hide = true)]
+    #[serde(skip)]
+    pub(crate) stop_with_stdin: bool,
+
     /// Say whether this program can take the place of a running server, and end; see `server/handover`.
     #[arg(long, hide = true)]
     #[serde(skip)]

@@ -1,4 +1,4 @@
-//! `firn import` and `firn export`.
+//! `firn import`, `firn export` and `firn clone`.
 
 use std::path::PathBuf;
 
@@ -75,6 +75,27 @@ pub(crate) struct ExportArgs {
     /// increment, for `firn import --onto`.
     #[arg(long, value_name = "[VOLUME]@SNAPSHOT", value_parser = since_name)]
     pub(crate) since: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CloneArgs {
+    /// The volume to copy.
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    pub(crate) volume: String,
+    /// The store of the copy, as `firn serve --store` takes it: a directory, s3://BUCKET/PREFIX, gs:// or az://, with
+    /// options behind a question mark. Credentials come from the environment of this command.
+    #[arg(long, value_name = "STORE")]
+    pub(crate) to: String,
+    /// Name of the copy. [default: the volume's]
+    #[arg(long, value_name = "NEW", value_parser = volume_name)]
+    pub(crate) name: Option<String>,
+    /// Directory on a local disk in which there is room for what is on its way, some 320 MiB, in a directory of its own. A
+    /// command that goes on finds it there. [default: ./firn-data]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Accept a store without conditional PUT. You promise that nobody else uses it meanwhile.
+    #[arg(long)]
+    pub(crate) single_writer: bool,
 }
 
 /// The snapshot since which something is asked for; without a volume it is of the same one.

@@ -5,8 +5,10 @@
 //! image; an export is one moment of the volume, whoever writes to it meanwhile, for it reads a fork of its own.
 //!
 //! [`mod@import`] and [`mod@export`] say what happens in which order; [`image`] reads and makes files, [`copy`] moves the bytes,
-//! [`qcow2`] has qemu-img do its part, [`increment`] has what one snapshot has over another.
+//! [`qcow2`] has qemu-img do its part, [`increment`] has what one snapshot has over another. [`mod@clone`] copies a volume with its
+//! snapshots to another store.
 
+mod clone;
 mod copy;
 mod export;
 mod image;
@@ -21,6 +23,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+pub(crate) use clone::clone;
 pub(crate) use export::export;
 pub(crate) use import::import;
 

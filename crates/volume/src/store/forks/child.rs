@@ -35,6 +35,8 @@ pub(in crate::store) struct ChildSpec {
     pub(in crate::store) labels: Option<Labels>,
     /// Its identity, if it has one already: an earlier attempt may have created it.
     pub(in crate::store) id: Option<VolumeId>,
+    /// When it was taken, if it is a copy of a snapshot of another store, in milliseconds since 1970.
+    pub(in crate::store) copied_unix_ms: Option<u64>,
 }
 
 /// The state of a volume that a child begins with.
@@ -134,7 +136,7 @@ pub(in crate::store) fn child_root(
     root.volume = spec.id.unwrap_or(root.volume);
     root.lsn = parent.lsn;
     if !canary::active!("snapshot_is_taken_when_stored") {
-        root.unix_ms = parent.unix_ms;
+        root.unix_ms = spec.copied_unix_ms.unwrap_or(parent.unix_ms);
     }
     root.first = parent.lsn.next();
     let above = from.lineage();

@@ -52,18 +52,20 @@ pub enum Durability {
     Store,
 }
 
-/// Makes a snapshot `VOLUME@SNAPSHOT` of the volume's present state.
+/// Makes a snapshot `VOLUME@SNAPSHOT` of the volume's present state. `copied_unix_ms`: it is a copy of one that was taken
+/// then, in another store; such a one is in the store when this ends.
 pub(crate) async fn create_snapshot(
     engine: &Arc<Engine>,
     name: &str,
     labels: Labels,
     durability: Durability,
+    copied_unix_ms: Option<u64>,
 ) -> Result<SnapshotInfo, OpenError> {
     let (volume, _) = check_snapshot_name(name)?;
     check_labels(&labels)?;
     let _busy = lock_snapshot(engine, volume, name)?;
     kept_snapshots::check_not_kept(engine, name)?;
-    if durability == Durability::Log {
+    if durability == Durability::Log && copied_unix_ms.is_none() {
         engine.host_log.check_not_stopped()?;
         if let Some(tail) = served_tail(engine, volume) {
             wait_checked(&tail).await?;
@@ -82,6 +84,7 @@ pub(crate) async fn create_snapshot(
         name: name.to_owned(),
         labels: Some(labels),
         id: None,
+        copied_unix_ms,
     };
     let (root, _) = make_child(engine, volume, &spec).await?;
     Ok(SnapshotInfo::of(&root))
@@ -113,6 +116,7 @@ pub(crate) async fn fork(
         name: name.to_owned(),
         labels: None,
         id: None,
+        copied_unix_ms: None,
     };
     let (root, parent_holder) = make_child(engine, parent, &spec).await?;
     Ok(Fork {

@@ -52,6 +52,7 @@ pub(crate) async fn restore(
         name: kept.to_owned(),
         labels: Some(vec![("before-restore-of".into(), name.into())]),
         id: None,
+        copied_unix_ms: None,
     };
     check_free(engine, kept).await?;
     if canary::active!("restore_keeps_what_was_there_too_early") {

@@ -83,6 +83,7 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
         name: record.name.clone(),
         labels: Some(record.labels.clone()),
         id: (!canary::active!("kept_snapshot_has_no_identity")).then_some(id),
+        copied_unix_ms: None,
     };
     let at = PointInTime {
         lsn: record.lsn,

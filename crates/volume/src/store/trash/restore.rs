@@ -150,6 +150,7 @@ async fn put_fork(engine: &Arc<Engine>, entry: &TrashEntry, name: &str) -> Resul
         name: name.to_owned(),
         labels: None,
         id: None,
+        copied_unix_ms: None,
     };
     let root = child_root(engine, &state_of(&entry.head), &spec)?;
     put_pin(engine, entry.volume(), &root).await?;
@@ -194,6 +195,7 @@ async fn copy_snapshot(
         name: snapshot_name(name, snapshot),
         labels: Some(snapshot.root.labels().unwrap_or_default()),
         id: None,
+        copied_unix_ms: None,
     };
     match put_child(engine, &state_of(snapshot), &spec).await? {
         Outcome::Made(_) => Ok(()),

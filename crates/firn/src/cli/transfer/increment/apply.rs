@@ -345,6 +345,7 @@ fn take_snapshot(client: &Client, name: &str, header: &IncrementHeader) -> Resul
         name: snapshot.to_owned(),
         labels: [(COPY_OF.to_owned(), header.point.id.to_string())].into(),
         wait: SnapshotWait::Store,
+        copied_unix_ms: None,
     };
     let path = format!("{}/snapshots", volume_path(name));
     client.post::<Snapshot>(&path, &asked).map(drop)

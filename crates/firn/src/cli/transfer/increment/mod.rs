@@ -7,6 +7,6 @@
 pub(super) mod apply;
 mod file;
 pub(super) mod make;
-mod points;
+pub(super) mod points;
 
 pub(super) use file::is_increment;

@@ -10,15 +10,15 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{Snapshot, SnapshotList};
 
 /// The label of a copy: the identity of the snapshot that was copied.
-pub(super) const COPY_OF: &str = "copy-of";
+pub(in crate::cli::transfer) const COPY_OF: &str = "copy-of";
 
 /// Volume and snapshot of a name that has both.
-pub(super) fn split(name: &str) -> (&str, &str) {
+pub(in crate::cli::transfer) fn split(name: &str) -> (&str, &str) {
     name.split_once('@').unwrap_or((name, ""))
 }
 
 /// The snapshots of a volume that are wanted.
-pub(super) fn list(
+pub(in crate::cli::transfer) fn list(
     client: &Client,
     volume: &str,
     is_wanted: impl Fn(&Snapshot) -> bool,
@@ -37,13 +37,13 @@ pub(super) fn list(
 }
 
 /// The snapshot of this name.
-pub(super) fn find(client: &Client, name: &str) -> Result<Snapshot> {
+pub(in crate::cli::transfer) fn find(client: &Client, name: &str) -> Result<Snapshot> {
     let (volume, _) = split(name);
     let mut found = list(client, volume, |snapshot| snapshot.name == name)?;
     found.pop().ok_or_else(|| missing(name))
 }
 
-pub(super) fn missing(name: &str) -> Failure {
+pub(in crate::cli::transfer) fn missing(name: &str) -> Failure {
     Failure::new(
         FailureCode::NoSuchSnapshot,
         format!(
@@ -54,7 +54,7 @@ pub(super) fn missing(name: &str) -> Failure {
 }
 
 /// The identity of the point that a snapshot is.
-pub(super) fn identity(snapshot: &Snapshot) -> Result<VolumeId> {
+pub(in crate::cli::transfer) fn identity(snapshot: &Snapshot) -> Result<VolumeId> {
     let text = snapshot.labels.get(COPY_OF).unwrap_or(&snapshot.id);
     let id = parse_hex_identity(text).map(VolumeId);
     id.ok_or_else(|| {
@@ -66,7 +66,7 @@ pub(super) fn identity(snapshot: &Snapshot) -> Result<VolumeId> {
 }
 
 /// The same with what else an increment says of it.
-pub(super) fn point(snapshot: &Snapshot) -> Result<Point> {
+pub(in crate::cli::transfer) fn point(snapshot: &Snapshot) -> Result<Point> {
     Ok(Point {
         id: identity(snapshot)?,
         name: snapshot.name.clone(),
