@@ -30,6 +30,7 @@ mod page;
 mod removed_objects;
 mod rescue;
 mod rescue_log;
+mod resumed_imports;
 mod schedules;
 mod serve;
 mod small_machines;

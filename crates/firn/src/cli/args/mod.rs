@@ -164,6 +164,11 @@ pub(crate) enum Command {
         firn import monday.inc copy                     of `firn export demo@monday --format increment`\n  \
         firn import tuesday.inc --onto copy             of `firn export demo@tuesday --since @monday`\n\n\
         Holes and zeroes of the image take no space. A volume that the command made is deleted again if it fails.\n\n\
+        An import of a file that was killed, or whose server was, goes on where it was:\n  \
+        firn import disk.img demo --resume              with --overwrite, too, if it was begun so\n\n\
+        What was imported is read again from the file: one that has changed there is refused. With --resume from the beginning \
+        an import that fails keeps what has arrived, for the next one. Every ten seconds the volume gets a snapshot that says how far it \
+        is, unfinished-import-a or -b; none is left at the end. Pipes, qcow2 and increments begin anew.\n\n\
         An increment takes a snapshot, too: after the last line copy is what demo@tuesday is, and so is copy@tuesday, which the next \
         increment is laid over. A file is verified as a whole before anything is touched; what comes through a pipe is \
         verified block by block, and if it turns out to be damaged or cut short, the volume is set back to the snapshot \

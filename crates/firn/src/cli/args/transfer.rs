@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::points::{snapshot_name, volume_or_snapshot_name};
 use super::volume::{volume_name, volume_size};
-use crate::units::Size;
+use crate::units::{Size, TimeSpan};
 
 /// What an image file is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,6 +43,13 @@ pub(crate) struct ImportArgs {
     /// Replace everything that this volume holds.
     #[arg(long)]
     pub(crate) overwrite: bool,
+    /// Go on with an import of this file that was cut short, where it was. What was imported is read again from the file, and a file
+    /// that has changed is refused. Begins one if there is none, and leaves what has arrived if it fails.
+    #[arg(long, conflicts_with = "onto")]
+    pub(crate) resume: bool,
+    /// How often it is noted how far an import is, for tests.
+    #[arg(long, value_name = "TIME", hide = true)]
+    pub(crate) mark_interval: Option<TimeSpan>,
     /// What the image is made of. [default: an increment if it is a file that begins so, else raw, and an image that begins as
     /// qcow2 does is refused]
     #[arg(long, value_enum)]

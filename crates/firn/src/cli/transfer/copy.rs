@@ -8,12 +8,14 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 
 use super::super::volume_io::{Connection, failed, run_on_each};
+use super::digest::PartsDigest;
 use super::image::{NewFile, Source};
-use super::{CHUNK_BYTES, data_runs};
+use super::{BLOCK_BYTES, CHUNK_BYTES, data_runs};
 use crate::failure::{Failure, Result};
 
 /// How much of a volume is asked about at once.
@@ -21,36 +23,114 @@ const STATUS_BYTES: u64 = 1 << 30;
 /// How much of it a request zeroes at once.
 const ZEROES_BYTES: u64 = 1 << 30;
 
-/// Copies an image onto a volume of zeroes, which has `bytes`. How many bytes were not zeroes.
-pub(super) fn copy_image(
+/// An image on its way.
+pub(super) struct ImageCopy {
     source: Source,
     connections: Vec<Connection>,
-    bytes: u64,
-    bar: &ProgressBar,
-) -> Result<u64> {
-    let source = Mutex::new(source);
-    let written = AtomicU64::new(0);
-    run_on_each(connections, |mut connection, stop| {
-        let mut data = Vec::new();
-        while !stop.load(Ordering::Relaxed) {
-            let next = lock(&source).next(&mut data)?;
-            let Some(chunk) = next else { break };
-            if chunk.end > bytes {
-                return Err(failed(format!(
-                    "the image is larger than the volume, which has {bytes} bytes"
-                )));
-            }
-            for run in data_runs(&data) {
-                connection.write(chunk.offset + run.start as u64, &data[run.clone()])?;
-                written.fetch_add(run.len() as u64, Ordering::Relaxed);
-            }
-            bar.set_position(bar.position().max(chunk.end));
+    /// What was read so far and is not zero, block by block.
+    pub(super) digest: PartsDigest,
+    /// How much that is.
+    pub(super) written: u64,
+}
+
+impl ImageCopy {
+    /// The volume's connections, one for each thread.
+    pub(super) fn connect(&mut self, connections: Vec<Connection>) {
+        self.connections = connections;
+    }
+
+    /// What comes in is copied onto a volume of zeroes.
+    pub(super) fn new(source: Source, connections: Vec<Connection>) -> ImageCopy {
+        ImageCopy {
+            source,
+            connections,
+            digest: PartsDigest::default(),
+            written: 0,
         }
-        // Each answers for what went over it, whatever a server makes of a flush on another.
-        connection.flush()?;
-        Ok(connection.disconnect()?)
-    })?;
-    Ok(written.into_inner())
+    }
+
+    /// Up to where it is copied.
+    pub(super) fn at(&self) -> u64 {
+        self.source.at()
+    }
+
+    /// Reads what is before `end` and copies nothing: the volume has it.
+    pub(super) fn skip_to(&mut self, end: u64, bar: &ProgressBar) -> Result<()> {
+        let mut data = Vec::new();
+        while self.source.at() < end {
+            let next = self.source.next_before(end, &mut data)?;
+            let Some(chunk) = next else { break };
+            self.written += add_blocks(&mut self.digest, chunk.offset, &data);
+            bar.set_position(chunk.end);
+        }
+        Ok(())
+    }
+
+    /// Copies onto a volume of `bytes`, until all is done or, with `time`, for so long; whether all is done. What was copied is
+    /// as durable as a FLUSH.
+    pub(super) fn run(
+        &mut self,
+        bytes: u64,
+        time: Option<Duration>,
+        bar: &ProgressBar,
+    ) -> Result<bool> {
+        let begun = Instant::now();
+        let is_over = || time.is_some_and(|time| begun.elapsed() >= time);
+        let source = Mutex::new(&mut self.source);
+        let connections = std::mem::take(&mut self.connections);
+        let lanes = run_on_each(connections, |mut connection, stop| {
+            let (mut digest, mut written) = (PartsDigest::default(), 0);
+            let mut data = Vec::new();
+            let mut is_done = false;
+            while !stop.load(Ordering::Relaxed) && !is_over() {
+                let next = lock(&source).next(&mut data)?;
+                let Some(chunk) = next else {
+                    is_done = true;
+                    break;
+                };
+                if chunk.end > bytes {
+                    return Err(failed(format!(
+                        "the image is larger than the volume, which has {bytes} bytes"
+                    )));
+                }
+                for run in data_runs(&data) {
+                    connection.write(chunk.offset + run.start as u64, &data[run.clone()])?;
+                }
+                written += add_blocks(&mut digest, chunk.offset, &data);
+                bar.set_position(bar.position().max(chunk.end));
+            }
+            // Each answers for what went over it, whatever a server makes of a flush on another.
+            connection.flush()?;
+            Ok((connection, digest, written, is_done))
+        })?;
+        let mut is_done = false;
+        for (connection, digest, written, has_ended) in lanes {
+            self.connections.push(connection);
+            self.digest.merge(digest);
+            self.written += written;
+            is_done |= has_ended;
+        }
+        Ok(is_done)
+    }
+
+    pub(super) fn end(self) -> Result<u64> {
+        for connection in self.connections {
+            connection.disconnect()?;
+        }
+        Ok(self.written)
+    }
+}
+
+/// Adds the blocks that are not zeroes; how many bytes they have.
+fn add_blocks(digest: &mut PartsDigest, offset: u64, data: &[u8]) -> u64 {
+    let mut bytes = 0;
+    for run in data_runs(data) {
+        for (nth, block) in data[run.clone()].chunks(BLOCK_BYTES).enumerate() {
+            digest.add(offset + (run.start + nth * BLOCK_BYTES) as u64, block);
+        }
+        bytes += run.len() as u64;
+    }
+    bytes
 }
 
 /// Has all of a volume read as zeroes.

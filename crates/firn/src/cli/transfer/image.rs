@@ -90,8 +90,20 @@ impl Source {
         bytes
     }
 
+    /// Up to where it was read.
+    pub(super) fn at(&self) -> u64 {
+        match self {
+            Source::File { at, .. } | Source::Stream { at, .. } => *at,
+        }
+    }
+
     /// The next part that may have data, into `data`; none at the end.
     pub(super) fn next(&mut self, data: &mut Vec<u8>) -> Result<Option<Chunk>> {
+        self.next_before(u64::MAX, data)
+    }
+
+    /// The same of what is before `end`, a whole number of blocks from the beginning; of a stream all is read.
+    pub(super) fn next_before(&mut self, end: u64, data: &mut Vec<u8>) -> Result<Option<Chunk>> {
         data.clear();
         let offset = match self {
             Source::File {
@@ -101,7 +113,10 @@ impl Source {
                 at,
             } => {
                 let cannot = |error: io::Error| Failure::io("read the image", path, &error);
-                let Some(range) = next_data(file, *at, *bytes).map_err(cannot)? else {
+                let end = end.min(*bytes);
+                let Some(range) = next_data(file, *at, end).map_err(cannot)? else {
+                    // The rest is a hole.
+                    *at = end;
                     return Ok(None);
                 };
                 data.resize((range.end - range.start) as usize, 0);

@@ -1,48 +1,73 @@
 //! `firn import`: an image becomes a volume, and is in the store when the command returns.
 //!
 //! A volume that the command made is gone again if the command fails. One that it was told to overwrite begins with
-//! zeroes, and keeps what has arrived.
+//! zeroes, and keeps what has arrived; so does one after --resume. Of an image in a file the volume has a mark ([`import_mark`]), from
+//! which a command that was cut short is gone on with.
+//!
+//! [`import_mark`]: super::import_mark
+
+use std::time::Duration;
 
 use indicatif::ProgressBar;
 use serde_json::json;
 
 use super::super::args::{ApiArgs, ImageFormat, ImportArgs};
-use super::super::client::Client;
+use super::super::client::{Client, volume_path};
 use super::super::volume_io::{Undo, connect, detach, failed};
 use super::super::{output, sync, trash};
+use super::copy::ImageCopy;
 use super::image::Source;
+use super::import_mark::{Mark, Marks, nothing_to_resume};
 use super::{CONNECTIONS, attach, copy, find_unused, increment, is_standard, progress, qcow2};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateVolume, Volume};
 use crate::units::{ApproximateSize, Size};
+
+/// Time from one mark of how far an import got to the next.
+const MARK_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()> {
     let is_increment = match args.format {
         None => args.onto.is_some() || increment::is_increment(&args.file),
         Some(format) => format == ImageFormat::Increment,
     };
+    if is_increment && args.resume {
+        return Err(Failure::invalid(
+            "--resume cannot be used here: an increment is laid over its point as a whole",
+        )
+        .into_usage());
+    }
     if is_increment {
         return increment::apply::import(&Client::new(api)?, json, args);
     }
     let source = Source::open(&args.file)?;
+    check_resumable(args, &source)?;
     let bytes = image_bytes(&source, args)?;
     let client = Client::new(api)?;
     let undo = Undo::watch()?;
-    let volume = match args.overwrite {
-        true => find_replaced(&client, args, bytes)?,
-        false => create(&client, args, bytes, &undo)?,
-    };
+    let mut marks = Marks::new(&client, args.volume_name());
+    let (volume, mark) = find_or_create(&client, (args, bytes), &mut marks, &undo)?;
     let was_open = volume.nbd.is_some();
     let uris = attach(&client, args.volume_name())?;
     if !was_open {
         let (client, name) = (client.clone(), args.volume_name().to_owned());
         undo.add(move || drop(detach(&client, &name, true)));
     }
-    let copied = copy_image(source, args, &volume, &uris);
-    let data_bytes = copied.map_err(|failure| explain(failure, args))?;
+    let copied = match args.format {
+        Some(ImageFormat::Qcow2) => copy_qcow2(args, &volume, &uris),
+        _ => copy_image(source, args, &volume, &uris, (&mut marks, mark)),
+    };
+    let data_bytes = match copied {
+        Ok(bytes) => bytes,
+        Err(failure) => {
+            drop(undo);
+            return Err(explain(failure, &client, args));
+        }
+    };
     undo.keep();
     sync::upload(&client, args.volume_name())
-        .and_then(|_| match was_open {
+        .and_then(|_| marks.remove())
+        .and_then(|()| match was_open {
             true => Ok(()),
             false => detach(&client, args.volume_name(), false),
         })
@@ -68,6 +93,53 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         Size(volume.size_bytes),
         ApproximateSize(data_bytes)
     ))
+}
+
+/// Refuses to go on with what is read once.
+fn check_resumable(args: &ImportArgs, source: &Source) -> Result<()> {
+    let why = match (args.resume, args.format) {
+        (false, _) => return Ok(()),
+        (true, Some(ImageFormat::Qcow2)) => {
+            "qemu-img copies an image of the format qcow2, and does so from its beginning"
+        }
+        (true, _) if source.bytes().is_none() => {
+            "what comes through a pipe is read once, from its beginning: write it to a file first"
+        }
+        _ => return Ok(()),
+    };
+    let failure = Failure::invalid(format!("--resume cannot be used here: {why}"));
+    Err(failure.into_usage())
+}
+
+/// The volume, and where an earlier command left off.
+fn find_or_create(
+    client: &Client,
+    (args, image): (&ImportArgs, Option<u64>),
+    marks: &mut Marks<'_>,
+    undo: &Undo,
+) -> Result<(Volume, Option<Mark>)> {
+    let name = args.volume_name();
+    if args.resume {
+        match client.get::<Volume>(&volume_path(name)) {
+            Err(failure) if failure.code == FailureCode::NoSuchVolume => {}
+            Err(failure) => return Err(failure),
+            Ok(_) => match (marks.find()?, args.overwrite) {
+                (None, false) => return Err(nothing_to_resume(name)),
+                (None, true) => {}
+                (Some(mark), _) => {
+                    if let Some(size) = args.size {
+                        check_room(args, size.0, image)?;
+                    }
+                    return Ok((find_replaced(client, args, image)?, Some(mark)));
+                }
+            },
+        }
+    }
+    let volume = match args.overwrite {
+        true => find_replaced(client, args, image)?,
+        false => create(client, args, image, undo)?,
+    };
+    Ok((volume, None))
 }
 
 /// The size of the disk that the image holds, if it is known before it was read.
@@ -118,13 +190,19 @@ fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -
         FailureCode::VolumeExists => Failure::new(
             failure.code,
             format!(
-                "{failure}; choose another name, or replace all that it holds with --overwrite"
+                "{failure}; choose another name, or replace all that it holds with --overwrite; an import of it that was \
+                 cut short goes on with --resume"
             ),
         ),
         _ => failure,
     })?;
-    let (client, path) = (client.clone(), trash::for_good(args.volume_name()));
-    undo.add(move || drop(client.delete(&path)));
+    if !args.resume {
+        let (client, name) = (client.clone(), args.volume_name().to_owned());
+        undo.add(move || {
+            let removed = Marks::new(&client, &name).remove();
+            drop(removed.and_then(|()| client.delete(&trash::for_good(&name))));
+        });
+    }
     Ok(created)
 }
 
@@ -147,40 +225,92 @@ fn check_room(args: &ImportArgs, volume: u64, image: Option<u64>) -> Result<()> 
     }
 }
 
-/// Copies the image; how many bytes of the volume are data afterwards.
-fn copy_image(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String]) -> Result<u64> {
-    let bytes = volume.size_bytes;
-    let mut connections = connect(uris, CONNECTIONS)?;
-    if let Some(first) = connections.first_mut() {
-        if first.is_read_only() {
-            return Err(failed(format!("{} takes no writes", args.volume_name())));
-        }
-        if args.overwrite {
-            copy::write_zeroes(first, bytes)?;
-        }
-    }
-    if args.format == Some(ImageFormat::Qcow2) {
-        drop(connections);
-        let uri = uris.first().map_or("", String::as_str);
-        qcow2::copy_image(&args.file, uri)?;
-        let mut asker = connect(uris, 1)?;
-        return asker.pop().map_or(Ok(0), copy::count_data);
-    }
-    let bar = match source.bytes() {
+/// Copies the image, from where an earlier command left off; how many bytes of it are data.
+fn copy_image(
+    source: Source,
+    args: &ImportArgs,
+    volume: &Volume,
+    uris: &[String],
+    (marks, mark): (&mut Marks<'_>, Option<Mark>),
+) -> Result<u64> {
+    let image = source.bytes();
+    let bar = match image {
         Some(image) => progress(format!("import {}", args.volume_name()), image),
         None => ProgressBar::hidden(),
     };
-    let copied = copy::copy_image(source, connections, bytes, &bar);
+    if mark.is_none() {
+        begin(args, volume.size_bytes, uris)?;
+    }
+    // A mark is of a volume that nobody is connected to.
+    let mut copy = ImageCopy::new(source, Vec::new());
+    if let Some(mark) = &mark {
+        copy.skip_to(mark.end, &bar)?;
+        check_same(args, mark, image.unwrap_or(0), &copy)?;
+        marks.set_back(mark)?;
+    } else if let Some(image) = image {
+        if args.overwrite {
+            marks.remove()?;
+        }
+        marks.set(image, 0, copy.digest)?;
+    }
+    copy.connect(connect(uris, CONNECTIONS)?);
+    let time = image.map(|_| args.mark_interval.map_or(MARK_INTERVAL, |time| time.0));
+    while !copy.run(volume.size_bytes, time, &bar)? {
+        marks.set(image.unwrap_or(0), copy.at(), copy.digest)?;
+    }
     bar.finish_and_clear();
-    copied
+    copy.end()
 }
 
-/// Says what is left of it.
-fn explain(failure: Failure, args: &ImportArgs) -> Failure {
+/// A volume that is replaced begins with zeroes.
+fn begin(args: &ImportArgs, bytes: u64, uris: &[String]) -> Result<()> {
+    let Some(mut first) = connect(uris, 1)?.pop() else {
+        return Err(Failure::internal("no connection to copy over"));
+    };
+    if first.is_read_only() {
+        return Err(failed(format!("{} takes no writes", args.volume_name())));
+    }
+    if args.overwrite {
+        copy::write_zeroes(&mut first, bytes)?;
+    }
+    Ok(first.disconnect()?)
+}
+
+/// Whether the image is the one of which the volume has a part.
+fn check_same(args: &ImportArgs, mark: &Mark, image: u64, copy: &ImageCopy) -> Result<()> {
+    let (file, name) = (args.file.display(), args.volume_name());
+    if !mark.is_of(image, copy.digest) {
+        return Err(Failure::invalid(format!(
+            "{file} is not the image of which {name} has a part, or was changed since: begin anew with --overwrite"
+        )));
+    }
+    eprintln!(
+        "firn: {name} has {file} up to byte {}, and that part is unchanged: going on there",
+        mark.end
+    );
+    Ok(())
+}
+
+/// Has qemu-img copy the image.
+fn copy_qcow2(args: &ImportArgs, volume: &Volume, uris: &[String]) -> Result<u64> {
+    begin(args, volume.size_bytes, uris)?;
+    let uri = uris.first().map_or("", String::as_str);
+    qcow2::copy_image(&args.file, uri)?;
+    let mut asker = connect(uris, 1)?;
+    asker.pop().map_or(Ok(0), copy::count_data)
+}
+
+/// Says what is left of it, when everything is taken back that could be.
+fn explain(failure: Failure, client: &Client, args: &ImportArgs) -> Failure {
     let name = args.volume_name();
-    let left = match args.overwrite {
-        true => format!("; {name} holds a part of the image: import it again"),
-        false => format!("; {name} is deleted again"),
+    let found = client.get::<Volume>(&volume_path(name));
+    let is_gone = found.is_err_and(|failure| failure.code == FailureCode::NoSuchVolume);
+    let left = match (is_gone, args.format, is_standard(&args.file)) {
+        (true, ..) => format!("; {name} is deleted again"),
+        (false, Some(ImageFormat::Qcow2), _) | (false, _, true) => {
+            format!("; {name} holds a part of the image: import it again with --overwrite")
+        }
+        _ => format!("; {name} holds a part of the image: go on with --resume"),
     };
     Failure::new(failure.code, format!("{failure}{left}"))
 }

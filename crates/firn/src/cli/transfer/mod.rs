@@ -10,9 +10,11 @@
 
 mod clone;
 mod copy;
+mod digest;
 mod export;
 mod image;
 mod import;
+mod import_mark;
 mod increment;
 mod qcow2;
 

@@ -1,0 +1,211 @@
+//! `firn import --resume`: an import that was cut short goes on where it was, of the same image and of no other.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Stdio};
+
+use serde_json::Value;
+
+use crate::common::{Server, World, eventually, message};
+
+const MIB: usize = 1 << 20;
+/// More than the log takes, so that no import of it ends without the store.
+const IMAGE_BYTES: usize = 160 * MIB + 5 * 4096;
+
+/// Content with holes, and zeroes that are written.
+fn image(seed: u64) -> Vec<u8> {
+    let mut data = vec![0; IMAGE_BYTES];
+    fastrand::Rng::with_seed(seed).fill(&mut data);
+    for nth in 0..16 {
+        data[nth * 10 * MIB..][..MIB / 2].fill(0);
+    }
+    data
+}
+
+fn content(world: &World, server: &Server, name: &str) -> Vec<u8> {
+    let output = world.run(server, &["export", name, "-"]);
+    assert!(output.status.success(), "{}", message(&output));
+    output.stdout
+}
+
+fn snapshots(world: &World, server: &Server) -> Vec<Value> {
+    let listed = world.run(server, &["snapshot", "list", "demo", "--json"]);
+    let listed = serde_json::from_slice(&listed.stdout).unwrap_or(Value::Null);
+    listed["snapshots"].as_array().cloned().unwrap_or_default()
+}
+
+/// Begins an import, and takes the store away once a part of it is marked: it cannot end any more.
+fn begin(world: &World, server: &Server, more: &[&str]) -> Child {
+    let arguments = ["--api", &server.api, "import", "disk.img", "demo"];
+    let marks = ["--mark-interval", "20ms"];
+    let mut command = world.command(&[&arguments[..], &marks, more].concat());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let import = command.spawn().unwrap();
+    let has_a_part = |one: &Value| {
+        one["labels"]["import-end"]
+            .as_str()
+            .is_some_and(|end| end != "0")
+    };
+    eventually("a part is marked", || {
+        snapshots(world, server).iter().any(has_a_part)
+    });
+    world.swap_store_and_file();
+    import
+}
+
+/// Waits until nobody is connected to the volume.
+fn wait_unused(world: &World, server: &Server) {
+    eventually("its connections end", || {
+        world.show(server, "demo")["nbd"]["connections"] == 0
+    });
+}
+
+/// Goes on, and checks that the volume is what the image is by now.
+fn resume(world: &World, server: &Server, more: &[&str]) {
+    let all = [
+        &["import", "disk.img", "demo", "--resume", "--json"][..],
+        more,
+    ]
+    .concat();
+    let output = world.run(server, &all);
+    let said = message(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("that part is unchanged: going on there"),
+        "{said}"
+    );
+    let image = fs::read(world.path("disk.img")).unwrap();
+    assert!(content(world, server, "demo") == image);
+    assert!(snapshots(world, server).is_empty());
+    let blocks = image.chunks(4096).filter(|block| **block != [0; 4096]);
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["data_bytes"], blocks.count() * 4096);
+}
+
+#[test]
+fn an_import_that_was_killed_goes_on_where_it_was_and_a_changed_image_is_refused() {
+    let world = World::new();
+    let server = world.serve("cache", &[]);
+    fs::write(world.path("disk.img"), image(1)).unwrap();
+    let mut import = begin(&world, &server, &[]);
+    import.kill().unwrap();
+    import.wait().unwrap();
+    world.swap_store_and_file();
+    wait_unused(&world, &server);
+
+    let again = ["import", "disk.img", "demo"];
+    let said = world.expect_failure(&server, &again);
+    assert!(said.contains("goes on with --resume"), "{said}");
+    // A block of what was imported, and the length.
+    let resumed = [&again[..], &["--resume"]].concat();
+    let file = File::options()
+        .write(true)
+        .open(world.path("disk.img"))
+        .unwrap();
+    let old = image(1);
+    file.write_all_at(&[7; 512], MIB as u64).unwrap();
+    let said = world.expect_failure(&server, &resumed);
+    assert!(
+        said.contains("is not the image of which demo has a part"),
+        "{said}"
+    );
+    file.write_all_at(&old[MIB..MIB + 512], MIB as u64).unwrap();
+    file.set_len(IMAGE_BYTES as u64 - 4096).unwrap();
+    let said = world.expect_failure(&server, &resumed);
+    assert!(said.contains("is not the image"), "{said}");
+    file.write_all_at(&old[IMAGE_BYTES - 4096..], IMAGE_BYTES as u64 - 4096)
+        .unwrap();
+    // What is behind may change: nothing of what was written of it stays.
+    file.write_all_at(&vec![0; 8 * MIB], IMAGE_BYTES as u64 - 20 * MIB as u64)
+        .unwrap();
+    resume(&world, &server, &[]);
+    // There is nothing to go on with any more.
+    let said = world.expect_failure(&server, &resumed);
+    assert!(said.contains("no import of it was cut short"), "{said}");
+}
+
+#[test]
+fn an_import_whose_server_was_killed_goes_on_at_the_next_one() {
+    let world = World::new();
+    let server = world.serve("cache", &[]);
+    fs::write(world.path("disk.img"), image(2)).unwrap();
+    let import = begin(&world, &server, &[]);
+    server.kill();
+    let output = import.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = message(&output);
+    assert!(
+        said.contains("holds a part of the image: go on with --resume"),
+        "{said}"
+    );
+    world.swap_store_and_file();
+    let server = world.serve("cache", &[]);
+    resume(&world, &server, &[]);
+}
+
+#[test]
+fn a_volume_that_is_replaced_goes_on_too_and_keeps_its_own_snapshots() {
+    let world = World::new();
+    let volume = ["--volume", "demo=176MiB", "--rpo", "1h"];
+    let server = world.serve("cache", &volume);
+    server
+        .connect("demo")
+        .write(150 * MIB as u64, &vec![9; MIB])
+        .unwrap();
+    world.expect_success(
+        &server,
+        &["snapshot", "create", "demo@mine", "--wait", "store"],
+    );
+    fs::write(world.path("disk.img"), image(3)).unwrap();
+    let import = begin(&world, &server, &["--overwrite", "--resume"]);
+    let pid = rustix::process::Pid::from_child(&import);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    world.swap_store_and_file();
+    let output = import.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", message(&output));
+    wait_unused(&world, &server);
+    let all = ["import", "disk.img", "demo", "--overwrite", "--resume"];
+    let output = world.run(&server, &all);
+    let said = message(&output);
+    assert!(
+        output.status.success() && said.contains("going on there"),
+        "{said}"
+    );
+    let mut expected = fs::read(world.path("disk.img")).unwrap();
+    expected.resize(176 * MIB, 0);
+    assert!(content(&world, &server, "demo") == expected);
+    let left = snapshots(&world, &server);
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(left[0]["name"], "demo@mine");
+}
+
+#[test]
+fn what_cannot_be_gone_on_with_is_said_before_anything_is_touched() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    fs::write(world.path("disk.img"), vec![1; MIB]).unwrap();
+    for (arguments, says) in [
+        (
+            "import - new --size 8MiB --resume",
+            "comes through a pipe is read once",
+        ),
+        ("import disk.img new --format qcow2 --resume", "qcow2"),
+        (
+            "import disk.img new --format increment --resume",
+            "an increment",
+        ),
+        ("import disk.img --onto demo --resume", "--resume"),
+    ] {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let refused = world.run(&server, &arguments);
+        let said = message(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(says), "{arguments:?}: {said}");
+    }
+    let said = world.expect_failure(&server, &["import", "disk.img", "demo", "--resume"]);
+    assert!(said.contains("no import of it was cut short"), "{said}");
+    assert_eq!(world.volume_names(&server), ["demo"]);
+    // With nothing to go on with it is an import as any other.
+    world.expect_success(&server, &["import", "disk.img", "new", "--resume"]);
+    assert!(content(&world, &server, "new") == vec![1; MIB]);
+}
