@@ -1,14 +1,23 @@
-//! The index of a large volume: how long until the first read, and what it takes in memory.
+//! The index of a large volume: how long until the first read, what it takes in memory, and how long a diff is.
 //!
 //! The index is generated: all pages have the same extents, and come into being when they are asked for. Root,
-//! nodes and footers are of full size. Time is virtual: 30 ms a request, as many at once as are asked for.
+//! nodes and footers are of full size. Time is virtual: 30 ms a request, as many at once as are asked for; only what a
+//! diff computes is timed by a clock.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "what a diff computes takes no virtual time"
+)]
 
 mod support;
 
 use std::alloc::System;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use support::points::snapshot;
 use support::{Environment, World, options};
 use volume::hostlog::names::{INDEX_PREFIX, SessionName, object_of_key};
 use volume::object::ObjectId;
@@ -51,14 +60,14 @@ fn names() -> SessionNames {
     names
 }
 
-fn slice(origin: VolumeId) -> Slice {
+fn slice(origin: VolumeId, lsn: u64) -> Slice {
     Slice {
         origin,
         epoch: Epoch(1),
-        first: Lsn(1),
+        first: Lsn(lsn),
         since: Epoch(1),
-        begin: Lsn(1),
-        last: Lsn(1),
+        begin: Lsn(lsn),
+        last: Lsn(lsn),
         packs: 1,
         volume: VolumeLabel {
             name: "demo".into(),
@@ -76,13 +85,13 @@ fn allocated(region: &Region<'_, System>) -> u64 {
     (change.bytes_allocated - change.bytes_deallocated) as u64
 }
 
-/// The chunks of each page, in one pack: content of the first sectors of a volume.
-fn pack_of_pages(volume: VolumeId, objects: &mut Vec<(String, Vec<u8>)>) -> Vec<Chunk> {
-    let mut writer = PackWriter::new(SESSION, 1 << 40);
+/// The chunks of each page, in one pack: content of the first sectors of a volume, written by one commit.
+fn pack_of_pages(volume: VolumeId, lsn: u64, objects: &mut Vec<(String, Vec<u8>)>) -> Vec<Chunk> {
+    let mut writer = PackWriter::new(SESSION, (1 << 40) + lsn);
     for nth in 0..EXTENTS {
-        let content = vec![nth as u8 + 1; EXTENT_SECTORS as usize * 512];
+        let content = vec![nth as u8 + lsn as u8; EXTENT_SECTORS as usize * 512];
         let span = Span::new(nth * EXTENT_SECTORS, EXTENT_SECTORS);
-        writer.add(&slice(volume), span, Lsn(1), &content);
+        writer.add(&slice(volume, lsn), span, Lsn(lsn), &content);
     }
     let pack = writer.finish();
     objects.push((pack.key(), pack.bytes));
@@ -110,7 +119,7 @@ fn delta(volume: VolumeId, nth: u64, objects: &mut Vec<(String, Vec<u8>)>) -> De
     let mut writer = PackWriter::new(SESSION, (2 << 40) + nth);
     for _ in 0..DELTA_EXTENTS {
         let block = random.u64(BYTES / 2 / 4096..BYTES / 4096);
-        writer.add_damaged(&slice(volume), Span::new(block * 8, 8), Lsn(1));
+        writer.add_damaged(&slice(volume, 1), Span::new(block * 8, 8), Lsn(1));
     }
     let pack = writer.finish();
     let delta = DeltaRef {
@@ -124,8 +133,8 @@ fn delta(volume: VolumeId, nth: u64, objects: &mut Vec<(String, Vec<u8>)>) -> De
     delta
 }
 
-/// A store with a closed volume of 10 TiB.
-fn large_volume(options: &Options) -> Environment {
+/// A store with a closed volume of 10 TiB and so many deltas.
+fn large_volume(options: &Options, deltas: u64) -> Environment {
     let mut world = World::try_start(Environment::default(), options.clone())
         .unwrap_or_else(|error| panic!("{}", error.0));
     world.create("large", BYTES);
@@ -134,18 +143,14 @@ fn large_volume(options: &Options) -> Environment {
     let mut root = Root::decode(bytes).expect("a root");
     let volume = root.volume;
     let mut more = Vec::new();
-    let chunks = pack_of_pages(volume, &mut more);
-    root.deltas = (0..DELTAS)
+    let chunks = pack_of_pages(volume, 1, &mut more);
+    root.deltas = (0..deltas)
         .map(|nth| delta(volume, nth, &mut more))
         .collect();
     let page_bytes = encode_page(volume, &page(0, &chunks)).len() as u64;
     for number in 0..PAGES / NODE_PAGES {
         let pages = (0..NODE_PAGES).map(|page| {
-            let block = BlockRef {
-                object: id(number),
-                offset: (1 << 20) + (page * page_bytes) as u32,
-                bytes: page_bytes as u32,
-            };
+            let block = block(number, page, page_bytes);
             (number * NODE_PAGES + page, block)
         });
         let node = Node::new(number, &names(), pages).expect("a known session");
@@ -211,7 +216,7 @@ fn open_and_read(index_bytes: u64, reads: u64) -> Measured {
         deltas_max: 256,
         ..options()
     };
-    let mut env = large_volume(&options);
+    let mut env = large_volume(&options, DELTAS);
     env.store_ms = 30;
     let mut world = World::try_start(env, options).unwrap_or_else(|error| panic!("{}", error.0));
     let region = Region::new(ALLOCATOR);
@@ -261,4 +266,188 @@ fn at_the_default_budget_the_index_of_ten_tebibytes_takes_less_than_256_mebibyte
     let found = open_and_read(Options::default().index_bytes, 15_000);
     let index = found.all_bytes - FILE_BYTES;
     assert!(index <= 256 << 20, "{index} bytes");
+}
+
+/// Where a page is in an object.
+fn block(object: u64, nth: u64, bytes: u64) -> BlockRef {
+    BlockRef {
+        object: id(object),
+        offset: (1 << 20) + (nth * bytes) as u32,
+        bytes: bytes as u32,
+    }
+}
+
+/// Objects from this number on are of the newer state.
+const NEWER: u64 = 1 << 20;
+
+/// Which pages a newer state has anew.
+#[derive(Clone, Copy)]
+struct Changes {
+    what: &'static str,
+    is_changed: fn(u64) -> bool,
+}
+
+/// Pages of 100 GiB that lie together, about.
+const TOGETHER: u64 = 6400;
+
+const CHANGES: [Changes; 4] = [
+    Changes {
+        what: "100 GiB that lie together",
+        is_changed: |page| page < TOGETHER,
+    },
+    Changes {
+        what: "one page in each 16 GiB",
+        is_changed: |page| page.is_multiple_of(NODE_PAGES),
+    },
+    Changes {
+        what: "each 100th page",
+        is_changed: |page| page.is_multiple_of(100),
+    },
+    Changes {
+        what: "each 10th page",
+        is_changed: |page| page.is_multiple_of(10),
+    },
+];
+
+/// A large volume, its snapshot `large@a`, and since then one extent of each page that has changed.
+fn changed_volume(options: &Options, changes: Changes) -> (Environment, Arc<AtomicU64>) {
+    let env = large_volume(options, 0);
+    let mut world =
+        World::try_start(env, options.clone()).unwrap_or_else(|error| panic!("{}", error.0));
+    let taken = snapshot(&mut world, "large@a").expect("a snapshot");
+    assert_eq!(taken.lsn, Lsn(1));
+    let mut env = world.kill();
+    let (bytes, _) = &env.objects["volumes/large/root"];
+    let mut root = Root::decode(bytes).expect("a root");
+    let volume = root.volume;
+    let mut more = Vec::new();
+    let older = pack_of_pages(volume, 1, &mut Vec::new());
+    let mut newer = older.clone();
+    newer[0] = pack_of_pages(volume, 2, &mut more).swap_remove(0);
+    let page_bytes = encode_page(volume, &page(0, &older)).len() as u64;
+    let newer_bytes = encode_page(volume, &page(0, &newer)).len() as u64;
+    // A fold writes the pages of a node one behind the other.
+    let mut changed = Vec::new();
+    for (number, at) in &mut root.nodes {
+        let pages = *number * NODE_PAGES..(*number + 1) * NODE_PAGES;
+        let of_node: Vec<u64> = pages
+            .clone()
+            .filter(|page| (changes.is_changed)(*page))
+            .collect();
+        let place = |page: u64| match of_node.binary_search(&page) {
+            Ok(nth) => block(NEWER + *number, nth as u64, newer_bytes),
+            Err(_) => block(*number, page % NODE_PAGES, page_bytes),
+        };
+        if !of_node.is_empty() {
+            let pages = pages.map(|page| (page, place(page)));
+            let node = Node::new(*number, &names(), pages).expect("a known session");
+            let encoded = encode_node(volume, &node);
+            *at = BlockRef {
+                object: id(NEWER + *number),
+                offset: 0,
+                bytes: encoded.len() as u32,
+            };
+            more.push((SESSION.index_key(NEWER + *number), encoded));
+        }
+        changed.push(of_node);
+    }
+    root.lsn = Lsn(2);
+    more.push(("volumes/large/root".into(), root.encode()));
+    env.objects
+        .extend(more.into_iter().map(|(key, bytes)| (key, (bytes, 9001))));
+    let generating_ns = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&generating_ns);
+    env.generated = Some(Box::new(move |key: &str, offset: u64, len: u64| {
+        let began = Instant::now();
+        let at = offset.checked_sub(1 << 20)?;
+        let (_, object) = object_of_key(key).filter(|_| key.starts_with(INDEX_PREFIX))?;
+        let node = object % NEWER;
+        let (chunks, bytes) = match object >= NEWER {
+            true => (&newer, newer_bytes),
+            false => (&older, page_bytes),
+        };
+        let blocks = (at / bytes..(at + len) / bytes).flat_map(|nth| {
+            let number = match object >= NEWER {
+                true => changed[node as usize][nth as usize],
+                false => node * NODE_PAGES + nth,
+            };
+            encode_page(volume, &page(number, chunks))
+        });
+        let blocks: Vec<u8> = blocks.collect();
+        let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        counted.fetch_add(took, Ordering::Relaxed);
+        (blocks.len() as u64 == len).then_some(blocks)
+    }));
+    (env, generating_ns)
+}
+
+/// Ranges of a part, as the server has them.
+const PART_RANGES: usize = 10_000;
+
+/// What a diff of all of it took.
+struct DiffTime {
+    ranges: usize,
+    /// In a store that takes so long for each request, computing left out.
+    virtual_ms: u64,
+    /// What it computed, on one thread, but for making the pages up.
+    computed_ms: u64,
+}
+
+fn diff(changes: Changes, store_ms: u64) -> DiffTime {
+    let options = Options {
+        cache_bytes: 16 << 20,
+        memory_bytes: 16 << 20,
+        ..options()
+    };
+    let (mut env, generating_ns) = changed_volume(&options, changes);
+    env.store_ms = store_ms;
+    let mut world = World::try_start(env, options).unwrap_or_else(|error| panic!("{}", error.0));
+    let (begun_ns, began) = (world.now_ns, Instant::now());
+    let (mut ranges, mut place) = (0, None);
+    loop {
+        let answer = world.host.diff("large@a", "large", place, PART_RANGES);
+        let part = world.wait(|_| answer.try_take()).expect("told");
+        ranges += part.ranges.len();
+        place = part.next;
+        if place.is_none() {
+            break;
+        }
+    }
+    let computed = began.elapsed().as_nanos() as u64 - generating_ns.load(Ordering::Relaxed);
+    DiffTime {
+        ranges,
+        virtual_ms: (world.now_ns - begun_ns) / 1_000_000,
+        computed_ms: computed / 1_000_000,
+    }
+}
+
+#[test]
+fn a_diff_of_ten_tebibytes_waits_at_most_five_seconds_for_a_store_thirty_ms_away() {
+    let changes = CHANGES[1];
+    let found = diff(changes, 30);
+    let pages = (0..PAGES).filter(|page| (changes.is_changed)(*page));
+    assert_eq!(found.ranges, pages.count());
+    assert!(found.virtual_ms <= 5000, "{} ms", found.virtual_ms);
+}
+
+/// The figures of `docs/benchmarks/forks.md`. What is computed is timed by a clock, so a busy machine shows.
+#[test]
+#[ignore = "takes a minute; cargo xtask bench forks --only diff runs it"]
+fn a_diff_of_ten_tebibytes_reads_the_index_blocks_that_differ() {
+    for changes in CHANGES {
+        let pages = (0..PAGES)
+            .filter(|page| (changes.is_changed)(*page))
+            .count();
+        for store_ms in [0, 30] {
+            let found = diff(changes, store_ms);
+            println!(
+                "| {} | {pages} | {} | {store_ms} ms | {:.2} | {:.2} |",
+                changes.what,
+                found.ranges,
+                found.virtual_ms as f64 / 1e3,
+                found.computed_ms as f64 / 1e3
+            );
+            assert_eq!(found.ranges, pages);
+        }
+    }
 }

@@ -12,9 +12,11 @@ use crate::driver::{ComputeKind, Version};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::scan::read_beyond_root;
+use crate::jobs::join_all;
 use crate::object::FormatError;
 use crate::object::SNAPSHOT_SIGN;
 use crate::object::node::{Node, decode_node};
+use crate::object::pack::Ancestor;
 use crate::object::page::{BlockRef, Page, block_volume, decode_page};
 use crate::object::root::Root;
 use crate::store::diff::compare::Layers;
@@ -136,6 +138,75 @@ impl Side {
         Ok(read.map(Arc::new))
     }
 
+    /// Pages, in their order. Those that lie one behind the other in an object come by one request.
+    pub(super) async fn read_pages(
+        &self,
+        engine: &Engine,
+        pages: &[(u64, BlockRef)],
+    ) -> Result<Vec<BlockRead<Page>>, OpenError> {
+        let goes_on = |(_, last): &(u64, BlockRef), (_, next): &(u64, BlockRef)| {
+            let is_next = last.object == next.object
+                && last.offset.checked_add(last.bytes) == Some(next.offset);
+            let is_known = |block| engine.blocks.page(block).is_some();
+            is_next && !is_known(*last) && !is_known(*next)
+        };
+        let runs = pages.chunk_by(goes_on);
+        let reads = runs.map(|run| Box::pin(self.read_run(engine, run)));
+        let read = join_all(reads.collect()).await.into_iter();
+        let read = read.collect::<Result<Vec<_>, OpenError>>()?;
+        Ok(read.into_iter().flatten().collect())
+    }
+
+    /// Pages that lie one behind the other. One that is not right is read by itself, which says why if it stays so.
+    async fn read_run(
+        &self,
+        engine: &Engine,
+        run: &[(u64, BlockRef)],
+    ) -> Result<Vec<BlockRead<Page>>, OpenError> {
+        let decoded = match run {
+            [] | [_] => Vec::new(),
+            [(_, first), ..] => self.decode_run(engine, *first, run).await?,
+        };
+        let mut decoded = decoded.into_iter();
+        let mut pages = Vec::with_capacity(run.len());
+        for (number, block) in run {
+            pages.push(match decoded.next().flatten() {
+                Some(page) => Ok(Arc::new(page)),
+                None => self.read_page(engine, *number, *block).await?,
+            });
+        }
+        Ok(pages)
+    }
+
+    /// What can be read of them by one request.
+    async fn decode_run(
+        &self,
+        engine: &Engine,
+        first: BlockRef,
+        run: &[(u64, BlockRef)],
+    ) -> Result<Vec<Option<Page>>, OpenError> {
+        let Ok(key) = engine.names.index_key(first.object) else {
+            return Ok(Vec::new());
+        };
+        let len = run.iter().map(|(_, block)| u64::from(block.bytes)).sum();
+        let read = read_exactly(engine, &key, u64::from(first.offset), len).await?;
+        let IndexRead::Whole(data) = read else {
+            return Ok(Vec::new());
+        };
+        let (volume, lineage) = (self.root.volume, self.root.lineage());
+        let run = run.to_vec();
+        let work = move || {
+            let mut rest = &data[..];
+            let pages = run.iter().map(|(number, block)| {
+                let (page, behind) = rest.split_at_checked(block.bytes as usize)?;
+                rest = behind;
+                decode_of(volume, &lineage, *number, page, decode_page).ok()
+            });
+            pages.collect()
+        };
+        Ok(engine.port.compute(ComputeKind::Decode, len, work).await?)
+    }
+
     async fn read_block<T: Send + 'static>(
         &self,
         engine: &Engine,
@@ -156,12 +227,7 @@ impl Side {
                 IndexRead::Lost(why) => return Ok(Err(format!("{key}: {why}"))),
             };
             let lineage = Arc::clone(&lineage);
-            let work = move || {
-                // A fork has blocks of the volumes that it was forked from.
-                let said = block_volume(&data);
-                let is_ancestor = |said: &VolumeId| lineage.iter().any(|it| it.volume == *said);
-                decode(said.filter(is_ancestor).unwrap_or(volume), number, &data)
-            };
+            let work = move || decode_of(volume, &lineage, number, &data, decode);
             match engine.port.compute(ComputeKind::Decode, len, work).await? {
                 Ok(found) => return Ok(Ok(found)),
                 Err(error) => why = format!("{key}: {error}"),
@@ -169,6 +235,19 @@ impl Side {
         }
         Ok(Err(why))
     }
+}
+
+/// A block of a volume, or of one that it was forked from: a fork has blocks of those.
+fn decode_of<T>(
+    volume: VolumeId,
+    lineage: &[Ancestor],
+    number: u64,
+    data: &[u8],
+    decode: fn(VolumeId, u64, &[u8]) -> Result<T, FormatError>,
+) -> Result<T, FormatError> {
+    let said = block_volume(data);
+    let is_ancestor = |said: &VolumeId| lineage.iter().any(|it| it.volume == *said);
+    decode(said.filter(is_ancestor).unwrap_or(volume), number, data)
 }
 
 /// A root with what the log of its holder has beyond it.

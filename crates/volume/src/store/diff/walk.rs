@@ -15,9 +15,13 @@ use crate::object::page::{BlockRef, PAGE_SECTORS, Page, ROW_BYTES};
 use crate::store::diff::compare::{
     ChangedSpan, compare, deltas_differ, needs_base, page_runs, push,
 };
-use crate::store::diff::side::{BlockRead, Side};
-use crate::store::fold::index_blocks::LOADS_AT_ONCE;
+use crate::store::diff::side::Side;
 use crate::units::Span;
+
+/// Nodes of each side that are read side by side.
+const NODES_AT_ONCE: usize = 32;
+/// Pages of each side. A client's fetch may have to wait for as many reads.
+const PAGES_AT_ONCE: usize = 64;
 
 /// What a walk came to.
 pub(super) enum Found {
@@ -82,18 +86,15 @@ impl<'a> Walk<'a> {
 
     pub(super) async fn run(mut self) -> Result<Found, OpenError> {
         let end = self.to.sectors();
+        let mut nodes_at_once = 1;
         while self.at < end && self.changed.len() <= self.ranges_max {
-            let number = self.at / NODE_SECTORS;
-            let node = Span::new(number * NODE_SECTORS, NODE_SECTORS);
-            let span = Span {
-                start: self.at,
-                end: node.end.min(end),
-            };
-            match self.walk_node(number, span).await {
+            match self.walk_nodes(end, nodes_at_once).await {
                 Ok(()) => {}
                 Err(Stop::Unreadable(error)) => return Ok(Found::Unreadable(error)),
                 Err(Stop::Failed(error)) => return Err(error),
             }
+            // A short list costs few reads, and a long one does not wait for each node by itself.
+            nodes_at_once = (2 * nodes_at_once).min(NODES_AT_ONCE);
         }
         let mut next = (self.at < end).then_some(self.at);
         if let Some(beyond) = self.changed.get(self.ranges_max) {
@@ -106,28 +107,46 @@ impl<'a> Walk<'a> {
         })
     }
 
-    async fn walk_node(&mut self, number: u64, span: Span) -> Result<(), Stop> {
-        let (from, to) = (self.from.nodes.get(&number), self.to.nodes.get(&number));
-        let has_deltas = !self.from.layers.is_empty() || !self.to.layers.is_empty();
-        let is_same = from == to && !canary::active!("diff_reads_what_is_shared");
-        let has_deltas = has_deltas && !canary::active!("diff_forgets_deltas");
-        if is_same && (!has_deltas || !self.deltas_differ(span).await?) {
-            self.at = span.end;
-            return Ok(());
+    /// Goes on until so many nodes were compared in which something may differ.
+    async fn walk_nodes(&mut self, end: u64, at_once: usize) -> Result<(), Stop> {
+        let (mut differing, mut to) = (Vec::new(), self.at);
+        while to < end && differing.len() < at_once {
+            let number = to / NODE_SECTORS;
+            let node = Span::new(number * NODE_SECTORS, NODE_SECTORS);
+            let span = Span {
+                start: to,
+                end: node.end.min(end),
+            };
+            if self.may_differ(number, span).await? {
+                differing.push((number, span));
+            }
+            to = span.end;
         }
-        let (from, to) = (
-            self.load_node(self.from, number, from.copied()).await?,
-            self.load_node(self.to, number, to.copied()).await?,
-        );
-        let plans = self.plan_pages(span, from, to).await?;
-        for plans in plans.chunks(LOADS_AT_ONCE) {
+        let mut plans = Vec::new();
+        let nodes = self.load_nodes(&differing).await?;
+        for ((_, span), [from, to]) in differing.into_iter().zip(nodes) {
+            plans.extend(self.plan_pages(span, from, to).await?);
+        }
+        let span = Span {
+            start: self.at,
+            end: to,
+        };
+        for plans in plans.chunks(PAGES_AT_ONCE) {
             self.walk_pages(span, plans).await?;
             if self.changed.len() > self.ranges_max {
                 return Ok(());
             }
         }
-        self.at = span.end;
+        self.at = to;
         Ok(())
+    }
+
+    async fn may_differ(&self, number: u64, span: Span) -> Result<bool, OpenError> {
+        let (from, to) = (self.from.nodes.get(&number), self.to.nodes.get(&number));
+        let has_deltas = !self.from.layers.is_empty() || !self.to.layers.is_empty();
+        let is_same = from == to && !canary::active!("diff_reads_what_is_shared");
+        let has_deltas = has_deltas && !canary::active!("diff_forgets_deltas");
+        Ok(!is_same || (has_deltas && self.deltas_differ(span).await?))
     }
 
     async fn deltas_differ(&self, span: Span) -> Result<bool, OpenError> {
@@ -145,16 +164,33 @@ impl<'a> Walk<'a> {
         layers.map(|layer| layer.len() as u64).sum::<u64>() * ROW_BYTES as u64
     }
 
+    /// The nodes of both sides, read side by side.
+    async fn load_nodes(
+        &self,
+        wanted: &[(u64, Span)],
+    ) -> Result<Vec<[Option<Arc<Node>>; 2]>, Stop> {
+        let sides = [self.from, self.to];
+        let loads = wanted.iter().flat_map(|(number, _)| {
+            sides.map(|side| Box::pin(self.load_node(side, *number, side.nodes.get(number))))
+        });
+        let loaded = join_all(loads.collect()).await.into_iter();
+        let loaded = loaded.collect::<Result<Vec<_>, Stop>>()?;
+        let pairs = loaded.chunks_exact(2);
+        Ok(pairs
+            .map(|pair| [pair[0].clone(), pair[1].clone()])
+            .collect())
+    }
+
     async fn load_node(
         &self,
         side: &Side,
         number: u64,
-        block: Option<BlockRef>,
+        block: Option<&BlockRef>,
     ) -> Result<Option<Arc<Node>>, Stop> {
         let Some(block) = block else {
             return Ok(None);
         };
-        let read = side.read_node(self.engine, number, block).await?;
+        let read = side.read_node(self.engine, number, *block).await?;
         read.map(Some).map_err(|why| unreadable(side, &why))
     }
 
@@ -198,38 +234,43 @@ impl<'a> Walk<'a> {
 
     /// Compares a few pages, which are read side by side.
     async fn walk_pages(&mut self, span: Span, plans: &[PagePlan]) -> Result<(), Stop> {
-        let wanted = plans.iter().flat_map(|plan| {
-            let of = |side: &'a Side, block: Option<BlockRef>| {
-                block.map(|block| (side, plan.number, block))
-            };
-            [of(self.from, plan.from), of(self.to, plan.to)]
-        });
-        let wanted: Vec<Option<(&Side, u64, BlockRef)>> = wanted.collect();
-        let reads = wanted.iter().flatten().map(|(side, number, block)| {
-            let engine = self.engine;
-            Box::pin(side.read_page(engine, *number, *block))
-        });
-        let mut reads = join_all(reads.collect()).await.into_iter();
-        let mut pages: Vec<Option<Arc<Page>>> = Vec::new();
-        for wanted in &wanted {
-            pages.push(match wanted {
-                None => None,
-                Some((side, ..)) => {
-                    let read: BlockRead<Page> = reads.next().unwrap_or_else(|| {
-                        Err(OpenError::Internal("a page was not read".to_owned()))
-                    })?;
-                    Some(read.map_err(|why| unreadable(side, &why))?)
-                }
-            });
-        }
-        let loaded = plans.iter().zip(pages.chunks_exact(2));
+        let of = |block: fn(&PagePlan) -> Option<BlockRef>| {
+            let pages = plans.iter().map(|plan| (plan.number, block(plan)));
+            pages.collect()
+        };
+        let from = self.load_pages(self.from, of(|plan| plan.from));
+        let to = self.load_pages(self.to, of(|plan| plan.to));
+        let mut sides = join_all(vec![Box::pin(from), Box::pin(to)])
+            .await
+            .into_iter();
+        let (Some(from), Some(to)) = (sides.next(), sides.next()) else {
+            return Err(Stop::Failed(OpenError::Internal(
+                "a side's pages were not read".to_owned(),
+            )));
+        };
+        let loaded = plans.iter().zip(from?.into_iter().zip(to?));
         let loaded: Vec<LoadedPage> = loaded
-            .map(|(plan, pages)| {
-                let span = page_span(plan.number).intersect(span);
-                (span, pages[0].clone(), pages[1].clone())
-            })
+            .map(|(plan, (from, to))| (page_span(plan.number).intersect(span), from, to))
             .collect();
         self.compare_pages(loaded).await
+    }
+
+    /// Pages of a side, where it is wanted.
+    async fn load_pages(
+        &self,
+        side: &Side,
+        pages: Vec<(u64, Option<BlockRef>)>,
+    ) -> Result<Vec<Option<Arc<Page>>>, Stop> {
+        let wanted = pages
+            .iter()
+            .filter_map(|(number, block)| Some((*number, (*block)?)));
+        let wanted: Vec<(u64, BlockRef)> = wanted.collect();
+        let mut read = side.read_pages(self.engine, &wanted).await?.into_iter();
+        let page = |(_, block): (u64, Option<BlockRef>)| {
+            let read = block.and_then(|_| read.next());
+            read.transpose().map_err(|why| unreadable(side, &why))
+        };
+        pages.into_iter().map(page).collect()
     }
 
     async fn compare_pages(&mut self, loaded: Vec<LoadedPage>) -> Result<(), Stop> {
