@@ -38,6 +38,11 @@ impl Api {
 
     /// Asks for something that must succeed; how long that took.
     pub(super) fn post(&self, path: &str, body: &Value) -> Result<Duration, Failure> {
+        self.ask(path, body).map(|(took, _)| took)
+    }
+
+    /// The same, and the answer.
+    pub(super) fn ask(&self, path: &str, body: &Value) -> Result<(Duration, Value), Failure> {
         let request = Request::builder()
             .method("POST")
             .uri(format!("{}{path}", self.address))
@@ -51,7 +56,8 @@ impl Api {
         if !answer.status().is_success() {
             return Err(format!("POST {path}: {} {text}", answer.status()).into());
         }
-        Ok(took)
+        // Some answers have no body.
+        Ok((took, serde_json::from_str(&text).unwrap_or(Value::Null)))
     }
 
     /// A snapshot, and what is to have it when the call ends: `log` or `store`.

@@ -1,10 +1,12 @@
 //! `cargo xtask bench forks`: what branching a volume costs (P8), over NBD, its store MinIO in memory.
 //!
 //! [`api`] asks the server and takes the time, [`calls`] measures single snapshots and forks, idle and under load,
-//! [`many`] a thousand of them and what the first requests to one cost, [`qcow2`] the same of overlays through qemu-nbd.
+//! [`many`] a thousand of them and what the first requests to one cost, [`qcow2`] the same of overlays through qemu-nbd,
+//! [`gc`] what the collector reads and what clients notice of it. A diff of 10 TiB is a test of the engine, whose index is generated.
 
 mod api;
 mod calls;
+mod gc;
 mod many;
 mod qcow2;
 
@@ -12,11 +14,30 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::rig::{FirnServer, Programs, StoreRig};
+use super::store::index::run_engine_tests;
 use crate::{Failure, minio, server_program};
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Single snapshots and forks
+    Calls,
+    /// Many forks of one snapshot
+    Many,
+    /// Overlays through qemu-nbd
+    Qcow2,
+    /// The garbage collector
+    Gc,
+    /// A diff of 10 TiB
+    Diff,
+}
 
 /// Arguments of `cargo xtask bench forks`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
+    /// Parts, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Calls, Part::Many, Part::Qcow2, Part::Gc, Part::Diff])]
+    only: Vec<Part>,
     /// Snapshots and forks of which the median counts
     #[arg(long, default_value_t = 15)]
     rounds: usize,
@@ -42,30 +63,49 @@ const PARENT: &str = "parent";
 const PARENT_BYTES: u64 = 1 << 40;
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let programs = build(arguments)?;
+    let is_asked = |part| arguments.only.contains(&part);
     println!("{}", crate::lane::describe_machine()?);
+    if is_asked(Part::Diff) {
+        println!("\n## A diff of 10 TiB by its index\n");
+        println!(
+            "| changed | pages | ranges | store | requests, s | computed, s |\n|---|---:|---:|---|---:|---:|"
+        );
+        run_engine_tests("index_scale", "a_diff_of_ten_tebibytes")?;
+    }
+    if arguments.only == [Part::Diff] {
+        return Ok(());
+    }
+    let programs = build(arguments)?;
     println!(
         "a volume of 1 TiB, store MinIO, {} rounds",
         arguments.rounds
     );
-    for &latency in &arguments.latency {
+    for &latency in arguments.latency.iter().filter(|_| is_asked(Part::Calls)) {
         let rig = StoreRig::new(&programs, arguments.objects_on_disk)?;
         rig.slow_down(0, Duration::from_millis(latency));
         println!("\n## {latency} ms to the store\n");
         calls::measure(&rig, arguments)?;
     }
+    if is_asked(Part::Gc) {
+        let rig = StoreRig::new(&programs, arguments.objects_on_disk)?;
+        gc::measure(&rig, arguments)?;
+    }
     let rig = StoreRig::new(&programs, arguments.objects_on_disk)?;
-    println!(
-        "\n## {} forks of one snapshot\n\n\
-         | store | one after the other, in | {} at once, in | store requests of each | attached in | memory of each |\n\
-         |---|---:|---:|---:|---:|---:|",
-        arguments.forks,
-        many::AT_ONCE
-    );
-    let directory = rig.scratch().join("store").display().to_string();
-    many::measure(&rig, arguments, Some(&directory))?;
-    many::measure(&rig, arguments, None)?;
-    qcow2::measure(&rig, arguments)?;
+    if is_asked(Part::Many) {
+        println!(
+            "\n## {} forks of one snapshot\n\n\
+             | store | one after the other, in | {} at once, in | store requests of each | attached in | memory of each |\n\
+             |---|---:|---:|---:|---:|---:|",
+            arguments.forks,
+            many::AT_ONCE
+        );
+        let directory = rig.scratch().join("store").display().to_string();
+        many::measure(&rig, arguments, Some(&directory))?;
+        many::measure(&rig, arguments, None)?;
+    }
+    if is_asked(Part::Qcow2) {
+        qcow2::measure(&rig, arguments)?;
+    }
     println!("\n{}", crate::lane::describe_machine()?);
     Ok(())
 }

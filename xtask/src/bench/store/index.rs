@@ -12,7 +12,7 @@ pub(super) fn at_scale() -> Result<(), Failure> {
 }
 
 /// Runs tests of a program of the engine's, which print what they found: those in whose names `filter` is.
-pub(super) fn run_engine_tests(program: &str, filter: &str) -> Result<(), Failure> {
+pub(in crate::bench) fn run_engine_tests(program: &str, filter: &str) -> Result<(), Failure> {
     let mut tests = workspace::cargo_for_tests("test");
     tests.args(["--quiet", "--test", program, "--", filter]);
     tests.args(["--nocapture", "--test-threads", "1"]);

@@ -5,7 +5,7 @@
 //! line to a rate which both the server and a plain client of the same store reach. Every figure is
 //! a ratio within one run, round by round; the median of the rounds counts.
 
-mod index;
+pub(super) mod index;
 mod peers;
 mod reads;
 mod requests;
