@@ -1,4 +1,5 @@
-//! Points in time that wait for the store: few of a volume, and not for longer than the store is waited for (S10).
+//! Points in time that wait for the store: few of a volume, and not for longer than the store is waited for (S10); and
+//! one that is a copy.
 //!
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
 
@@ -8,7 +9,8 @@ use volume::object::root_key;
 use volume::{Answer, Durability, OpenError, SnapshotInfo, Volume};
 
 use crate::support::World;
-use crate::support::hosts::root_of;
+use crate::support::hosts::{close, elsewhere, root_of};
+use crate::support::points::{done, fork, snapshot_infos};
 
 const MIB: u64 = 1 << 20;
 /// See `request/points.rs`.
@@ -139,4 +141,24 @@ fn each_planted_bug_of_points_is_seen() {
             snapshots_without_a_gap_leave_room_for_folds,
         ),
     ]);
+}
+
+#[test]
+fn a_copy_of_a_snapshot_has_its_time_and_what_the_volume_holds_and_is_in_the_store() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let labels = vec![("copy-of".to_owned(), "one".to_owned())];
+    let answer = world.host.copy_snapshot("demo@live", labels.clone(), 77);
+    let live = done(&mut world, &answer);
+    close(&mut world, &volume);
+    let answer = world.host.copy_snapshot("demo@closed", labels.clone(), 78);
+    let closed = done(&mut world, &answer);
+    for (taken, unix_ms) in [(&live, 77), (&closed, 78)] {
+        assert_eq!((taken.unix_ms, taken.is_stored), (unix_ms, true));
+        assert_eq!(taken.labels, labels);
+    }
+    let mut other = elsewhere(&world);
+    assert_eq!(snapshot_infos(&mut other, "demo"), [closed, live]);
+    let fork = fork(&mut other, "demo@live", "was").expect("forked");
+    assert_eq!(other.read_fill(&fork, 0, 4096), 1);
 }

@@ -5,7 +5,7 @@
 //! whole: what it has not uploaded is in its log.
 
 use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -50,6 +50,8 @@ impl OtherStore {
         let cannot = |error: std::io::Error| Failure::io("make the directory", &dir, &error);
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
+        builder.create(&dir).map_err(cannot)?;
+        check_own(&dir)?;
         builder.create(dir.join("rings")).map_err(cannot)?;
         let log = dir.join("server.log");
         // Of this command alone: the server of one that was killed may still be there, and removes its own at its end.
@@ -162,6 +164,22 @@ impl Server {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
+}
+
+/// Its name can be guessed, so somebody else may have made it: then its sockets would be his.
+fn check_own(dir: &Path) -> Result<()> {
+    let cannot = |error: std::io::Error| Failure::io("look at the directory", dir, &error);
+    let found = dir.symlink_metadata().map_err(cannot)?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(Failure::new(
+            FailureCode::NoPermission,
+            format!(
+                "{} is another user's: name another directory with --cache",
+                dir.display()
+            ),
+        ));
+    }
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(cannot)
 }
 
 /// Where its files are: a command that goes on finds them, and no other directory is ever removed.
