@@ -24,7 +24,7 @@ const DEPTH: usize = 4;
 const PERIOD: Duration = Duration::from_secs(2);
 
 pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failure> {
-    let server = serve(rig, "gc", "30s")?;
+    let server = serve(rig, "gc", "30s", None)?;
     let api = Api::of(&server)?;
     for nth in 0..VOLUMES {
         fill(&server, &api, &format!("other-{nth}"))?;
