@@ -95,16 +95,34 @@ mod tests {
         assert!(check_place(root(), Path::new("/tmp")).is_err());
     }
 
+    /// What the profile of the workspace's manifest says of single crates.
+    fn crates_of(profile: &str) -> toml::Table {
+        let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        let manifest: toml::Table = manifest.parse().unwrap();
+        manifest["profile"][profile]["package"]
+            .as_table()
+            .unwrap()
+            .clone()
+    }
+
     #[test]
     fn crates_that_a_profile_names_are_there() {
-        let read = |name: &str| std::fs::read_to_string(root().join(name)).unwrap();
-        let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
-        let lock = read("Cargo.lock");
-        let packages = manifest["profile"]["dev"]["package"].as_table().unwrap();
-        assert!(packages.len() > 5, "{packages:?}");
-        for name in packages.keys().filter(|name| *name != "*") {
-            let is_there = lock.contains(&format!("name = \"{name}\"\n"));
-            assert!(is_there, "{name}: cargo would only warn");
+        let lock = std::fs::read_to_string(root().join("Cargo.lock")).unwrap();
+        for profile in ["dev", "release", "dist", "sim"] {
+            for name in crates_of(profile).keys().filter(|name| *name != "*") {
+                let is_there = lock.contains(&format!("name = \"{name}\"\n"));
+                assert!(is_there, "{name} of {profile}: cargo would only warn");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_packaged_is_optimized_where_a_quick_build_is_not() {
+        let level = |of: &toml::Value| of["opt-level"].as_integer();
+        let packaged = crates_of("dist");
+        for (name, quick) in crates_of("release") {
+            let inherited = packaged.get(&name).unwrap_or(&quick);
+            assert_eq!(level(inherited), Some(3), "{name}");
         }
     }
 }
