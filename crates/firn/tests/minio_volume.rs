@@ -5,8 +5,11 @@
 mod common;
 use std::path::Path;
 
-use common::{World, message};
-use s3_testbed::{ForwardProxy, IdentityProvider, Minio, MinioConfig, ROLE_ARN, make_certificates};
+use common::{World, eventually, message};
+use s3_testbed::{
+    ForwardProxy, IdentityProvider, InstanceMetadata, Minio, MinioConfig, ROLE_ARN,
+    make_certificates,
+};
 
 /// `None`, and says so, where there is no MinIO to start.
 fn start_minio() -> Option<Minio> {
@@ -165,6 +168,46 @@ fn a_server_without_keys_uses_a_web_identity_also_through_a_proxy() {
         asked.iter().any(|name| name.starts_with("minio.test:")),
         "{asked:?}"
     );
+}
+
+/// The role is called as the bucket is: what the metadata service lacks is no object that the store lacks.
+#[test]
+fn keys_of_an_instance_change_while_the_server_runs_and_a_missing_role_is_no_missing_object() {
+    let Some(minio) = start_minio() else { return };
+    let world = World::new();
+    let metadata = InstanceMetadata::start("firn").unwrap();
+    metadata.set_keys(Some(("firn", "firn-secret")));
+    let url = minio.url();
+    let args = ["--store", &url, "--volume", "demo=64MiB", "--rpo", "200ms"];
+    let server = world.serve_as("cache", &args, |command| {
+        let endpoint = format!("http://{}", metadata.address);
+        command.env("AWS_METADATA_ENDPOINT", endpoint);
+        command.env("HOME", world.path(""));
+        command
+            .env_remove("AWS_ACCESS_KEY_ID")
+            .env_remove("AWS_SECRET_ACCESS_KEY");
+    });
+    let log = || std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let mut client = server.connect("demo");
+    client.write(0, &pattern(1)).unwrap();
+    world.expect_success(&server, &["sync", "demo"]);
+    for (seed, keys, words) in [
+        (2, Some(("firn", "another")), "the secret key is wrong"),
+        (3, None, "there are no credentials"),
+    ] {
+        metadata.set_keys(keys);
+        client.write(0, &pattern(seed)).unwrap();
+        eventually(words, || log().contains(words));
+        metadata.set_keys(Some(("firn", "firn-secret")));
+        world.expect_success(&server, &["sync", "demo"]);
+    }
+    assert!(metadata.given() > 3);
+    assert!(!log().contains("is lost"), "{}", log());
+    drop(client);
+    assert!(server.stop().success());
+    std::fs::remove_dir_all(world.path("cache")).unwrap();
+    let server = world.serve("other", &["--store", &url, "--volume", "demo=64MiB"]);
+    assert!(server.connect("demo").read(0, 4 << 20).unwrap() == pattern(3));
 }
 
 #[test]

@@ -134,24 +134,51 @@ struct ObservedService {
     bucket: String,
 }
 
-impl ObservedService {
-    /// Whether a request is for the bucket, and not for a server of credentials, which are asked
-    /// through the same kind of client.
-    fn is_for_bucket(&self, request: &HttpRequest) -> bool {
-        let uri = request.uri();
-        let host = uri.host().unwrap_or_default();
-        let in_host = host
-            .strip_prefix(self.bucket.as_str())
+/// What of a request says whom it is for.
+struct Target<'a> {
+    method: &'a str,
+    host: &'a str,
+    path: &'a str,
+    query: &'a str,
+}
+
+impl Target<'_> {
+    /// Whom the request is for; none, if that is not known, and then nothing may be concluded from it. A role, or an
+    /// account, may be called as the bucket is, so servers of credentials are looked for first: their 404 is no missing
+    /// object.
+    fn server(&self, bucket: &str) -> Option<Server> {
+        if self.is_for_credentials() {
+            return Some(Server::Credentials(self.host.to_owned()));
+        }
+        self.is_for_bucket(bucket).then_some(Server::Store)
+    }
+
+    /// Whether it is one of the requests for credentials that the crate makes.
+    fn is_for_credentials(&self) -> bool {
+        let token_service =
+            self.method == "POST" && self.query.contains("Action=AssumeRoleWithWebIdentity");
+        let instance = [
+            "/latest/api/token",
+            "/latest/meta-data/",
+            "/computeMetadata/",
+            "/metadata/identity/",
+        ];
+        let instance = instance.iter().any(|begin| self.path.starts_with(begin));
+        let container = ["169.254.170.2", "169.254.170.23"].contains(&self.host);
+        let directory = self.host == "oauth2.googleapis.com"
+            || (self.method == "POST" && self.path.ends_with("/oauth2/v2.0/token"));
+        token_service || instance || container || directory
+    }
+
+    fn is_for_bucket(&self, bucket: &str) -> bool {
+        let in_host = self
+            .host
+            .strip_prefix(bucket)
             .is_some_and(|rest| rest.starts_with('.'));
         // An account may come first, as in Azure's emulator. Google's client encodes all that is no letter
         // and no digit.
-        in_host
-            || uri
-                .path()
-                .split('/')
-                .skip(1)
-                .take(5)
-                .any(|part| is_encoding_of(part, &self.bucket))
+        let mut parts = self.path.split('/').skip(1).take(5);
+        in_host || parts.any(|part| is_encoding_of(part, bucket))
     }
 }
 
@@ -177,9 +204,14 @@ fn decode_hex(high: u8, low: u8) -> Option<u8> {
 #[async_trait]
 impl HttpService for ObservedService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let server = match self.is_for_bucket(&request) {
-            true => Server::Store,
-            false => Server::Credentials(request.uri().host().unwrap_or_default().to_owned()),
+        let target = Target {
+            method: request.method().as_str(),
+            host: request.uri().host().unwrap_or_default(),
+            path: request.uri().path(),
+            query: request.uri().query().unwrap_or_default(),
+        };
+        let Some(server) = target.server(&self.bucket) else {
+            return self.inner.execute(request).await;
         };
         server.note(ExchangeOutcome::Sent);
         match self.inner.execute(request).await {
@@ -292,6 +324,40 @@ mod tests {
         let message = find_json_message(json);
         assert_eq!(message.as_deref(), Some("invalid uploadType"));
         assert_eq!(find_json_message(r#"{"message":"cut"#), None);
+    }
+
+    #[test]
+    fn a_server_of_credentials_is_not_the_store_whatever_a_role_is_called() {
+        let server = |method, host, path, query| {
+            let target = Target {
+                method,
+                host,
+                path,
+                query,
+            };
+            match target.server("firn") {
+                Some(Server::Store) => "store".to_owned(),
+                Some(Server::Credentials(name)) => name,
+                None => "unknown".to_owned(),
+            }
+        };
+        let role = "/latest/meta-data/iam/security-credentials/firn";
+        assert_eq!(
+            server("GET", "169.254.169.254", role, ""),
+            "169.254.169.254"
+        );
+        let assume = "Action=AssumeRoleWithWebIdentity&RoleArn=firn";
+        assert_eq!(server("POST", "minio", "/", assume), "minio");
+        assert_eq!(
+            server("POST", "login", "/firn/oauth2/v2.0/token", ""),
+            "login"
+        );
+        assert_eq!(server("GET", "other", "/token", ""), "unknown");
+        assert_eq!(server("GET", "minio", "/firn/volumes/a", ""), "store");
+        assert_eq!(
+            server("PUT", "firn.s3.amazonaws.com", "/volumes/a", ""),
+            "store"
+        );
     }
 
     #[test]
