@@ -59,10 +59,20 @@ pub(crate) fn models(arguments: &Arguments) -> Vec<Model> {
     models
 }
 
-/// With every assertion on, and with what the tests' build has compiled already: building the engine with all
-/// optimizations takes longer than these runs.
+/// `cargo test` of these crates for a model of `package`, with every assertion on.
 fn test(package: &'static str, what: &'static str, args: &[&str]) -> Model {
-    let mut command = workspace::cargo(["test", "-p", package]);
+    let mut command = workspace::cargo(["test"]);
+    command.args(args);
+    Model {
+        package,
+        what,
+        command,
+    }
+}
+
+/// The same of test programs that replace nothing: those that the other steps of the tests have built.
+fn test_as_built(package: &'static str, what: &'static str, args: &[&str]) -> Model {
+    let mut command = workspace::cargo_for_tests("test");
     command.args(args);
     Model {
         package,
@@ -78,36 +88,48 @@ fn blkmq(arguments: &Arguments) -> Vec<Model> {
         "--test=contract",
     ];
     let what = "reference model, contract, stress of both barriers";
-    let mut random = test("blkmq", what, &programs);
+    let mut random = test_as_built("blkmq", what, &programs);
     random
         .command
         .env("BLKMQ_STEPS", arguments.steps.to_string())
         .env("BLKMQ_SEED", arguments.seed.to_string());
 
+    // Named together with the engine, whose models are next, both have the same features of what they depend on.
     let what = "shuttle: random and priority schedules";
-    let shuttle = test("blkmq", what, &["--features=shuttle", "--test=shuttle_mix"]);
+    let args = [
+        "-p=blkmq",
+        "-p=volume",
+        "--features=volume/shuttle",
+        "--test=shuttle_mix",
+    ];
+    let shuttle = test("blkmq", what, &args);
 
     let what = "loom: every interleaving, and every planted bug";
-    let loom = test("blkmq", what, &["--features=loom", "--lib"]);
+    let loom = test("blkmq", what, &["-p=blkmq", "--features=loom", "--lib"]);
     vec![random, shuttle, loom]
 }
 
+/// The engine is not optimized here: to optimize it once more takes longer than all of these runs.
 fn engine() -> Model {
     let what = "shuttle: group commit, segments, waiters, a whole host; every planted bug";
-    test("volume", what, &["--features=shuttle", "--lib", "models::"])
+    let args = [
+        "--config=profile.dev.package.volume.opt-level=0",
+        "-p=volume",
+        "--features=shuttle",
+        "--lib",
+        "models::",
+    ];
+    test("volume", what, &args)
 }
 
 fn messenger(arguments: &Arguments) -> Vec<Model> {
-    let mut sessions = test(
-        "messenger",
-        "sessions on a bad network",
-        &["--lib", "sim_no_message"],
-    );
+    let what = "sessions on a bad network";
+    let mut sessions = test_as_built("messenger", what, &["--lib", "sim_no_message"]);
     sessions
         .command
         .env("FIRN_SIM_SEEDS", arguments.messenger_seeds.to_string());
 
-    let args = ["--features=loom", "--lib", "loom_"];
+    let args = ["-p=messenger", "--features=loom", "--lib", "loom_"];
     let queue = test("messenger", "loom: the out-queue", &args);
     vec![sessions, queue]
 }

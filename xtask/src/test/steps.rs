@@ -241,6 +241,8 @@ fn source_steps() -> Vec<Step> {
             limit: minutes(10),
             run: Box::new(|_| {
                 let mut rustdoc = workspace::cargo(["doc", "--quiet", "--workspace", "--no-deps"]);
+                // With examples, what clippy has compiled has the features that are wanted here.
+                rustdoc.args(["--lib", "--bins", "--examples"]);
                 rustdoc.env("RUSTDOCFLAGS", "-D warnings");
                 Kind::Commands(vec![rustdoc])
             }),
