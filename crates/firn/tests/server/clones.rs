@@ -232,6 +232,13 @@ fn a_copy_that_was_changed_meanwhile_is_set_back_and_a_snapshot_that_is_not_whol
         let mark = [&mark[..], &["--label", "clone-moment=none"]].concat();
         world.expect_success(&there, &mark);
         world.expect_success(&there, &["attach", "demo", "--transport", "nbd"]);
+        there.connect("demo").write(0, &[3; 512]).unwrap();
+        eventually("its connection ends", || {
+            world.show(&there, "demo")["nbd"]["connections"] == 0
+        });
+        // It keeps what the volume was, and was killed before it removed that.
+        let set_back = ["snapshot", "restore", "demo@unfinished-clone"];
+        world.expect_success(&there, &set_back);
         let mut client = there.connect("demo");
         client.write(MIB, &noise(8, 8192)).unwrap();
         let first = &snapshots(&world, &here, "demo")[0];

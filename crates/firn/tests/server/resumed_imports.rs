@@ -115,6 +115,11 @@ fn an_import_that_was_killed_goes_on_where_it_was_and_a_changed_image_is_refused
     assert!(said.contains("is not the image"), "{said}");
     file.write_all_at(&old[IMAGE_BYTES - 4096..], IMAGE_BYTES as u64 - 4096)
         .unwrap();
+    // What a command leaves that is killed as it has set the volume back.
+    let marks = snapshots(&world, &server);
+    let mark = marks.iter().max_by_key(|one| one["lsn"].as_u64()).unwrap();
+    let mark = mark["name"].as_str().unwrap();
+    world.expect_success(&server, &["snapshot", "restore", mark]);
     // What is behind may change: nothing of what was written of it stays.
     file.write_all_at(&vec![0; 8 * MIB], IMAGE_BYTES as u64 - 20 * MIB as u64)
         .unwrap();

@@ -13,7 +13,7 @@ use super::progress_note::{Noted, ProgressNote};
 use super::source::{MARK, Original};
 use crate::cli::client::{Client, volume_path};
 use crate::cli::diff;
-use crate::cli::transfer::increment::points::{COPY_OF, identity, list, split};
+use crate::cli::transfer::increment::points::{COPY_OF, KEPT_PREFIX, identity, list, split};
 use crate::cli::volume_io::detach;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
@@ -164,12 +164,17 @@ impl<'a> Copy<'a> {
             differs |= !part.ranges.is_empty();
             Ok(())
         })?;
-        if !differs {
-            return Ok(());
+        if differs {
+            let path = format!("{}/restore", self.snapshot_path(snapshot));
+            let _: Restored = self.client.post(&path, &json!({}))?;
         }
-        let path = format!("{}/restore", self.snapshot_path(snapshot));
-        let Restored { kept, .. } = self.client.post(&path, &json!({}))?;
-        self.client.delete(&self.snapshot_path(split(&kept).1))
+        // What it was before is kept, perhaps by a command that was killed then. It is nobody's, and no copy.
+        let kept = |one: &Snapshot| {
+            split(&one.name).1.starts_with(KEPT_PREFIX) && !one.labels.contains_key(COPY_OF)
+        };
+        list(self.client, &self.name, kept)?
+            .iter()
+            .try_for_each(|kept| self.client.delete(&self.snapshot_path(split(&kept.name).1)))
     }
 
     pub(super) fn grow(&self, size_bytes: u64) -> Result<()> {

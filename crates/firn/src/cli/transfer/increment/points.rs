@@ -12,6 +12,9 @@ use crate::model::{Snapshot, SnapshotList};
 /// The label of a copy: the identity of the snapshot that was copied.
 pub(in crate::cli::transfer) const COPY_OF: &str = "copy-of";
 
+/// What the server calls a snapshot of what a restored volume held before.
+pub(in crate::cli::transfer) const KEPT_PREFIX: &str = "before-restore-";
+
 /// Volume and snapshot of a name that has both.
 pub(in crate::cli::transfer) fn split(name: &str) -> (&str, &str) {
     name.split_once('@').unwrap_or((name, ""))
