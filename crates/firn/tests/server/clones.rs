@@ -180,7 +180,12 @@ fn a_clone_that_is_killed_at_any_time_goes_on_after_the_last_snapshot_that_is_wh
         let output = clone.wait_with_output().unwrap();
         went_on += usize::from(message(&output).contains("going on after it"));
         if is_over {
-            assert!(output.status.success(), "{}", message(&output));
+            // The one before may have been killed as it ended: then it is whole, and a volume as any other.
+            let said = message(&output);
+            assert!(
+                output.status.success() || said.contains("is in that store already"),
+                "{said}"
+            );
             break;
         }
         kills += 1;

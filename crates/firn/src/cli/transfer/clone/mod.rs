@@ -61,7 +61,9 @@ pub(crate) fn clone(api: &ApiArgs, json: bool, args: &CloneArgs) -> Result<()> {
     holds.end();
     other.finish();
     undo.keep();
-    print(json, args, name, &made)
+    let printed = print(json, args, name, &made);
+    other.remove();
+    printed
 }
 
 /// What was copied.

@@ -112,10 +112,18 @@ impl OtherStore {
         self.server.is_begun.load(Ordering::SeqCst)
     }
 
-    /// The copy is whole and in the store.
+    /// The copy is whole and in the store: ends the server.
     pub(super) fn finish(&self) {
-        self.server.is_begun.store(false, Ordering::SeqCst);
         self.server.stop();
+    }
+
+    /// Removes the directory; the note of it last, for without it the copy is any volume.
+    pub(super) fn remove(&self) {
+        let dir = &self.server.dir;
+        for name in ["cache", "rings"] {
+            let _ = fs::remove_dir_all(dir.join(name));
+        }
+        let _ = fs::remove_dir_all(dir);
     }
 }
 
