@@ -331,7 +331,7 @@ fn fits(document: &Value, schema: &Value, value: &Value, at: &str) {
 #[test]
 fn the_api_is_what_its_own_description_says() {
     let world = World::new();
-    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--volume", "wal=8MiB"]);
     let document = send(&server, "GET", "/v1/openapi.json", None).json();
     let session = json!({"token": server.token}).to_string();
     let mut seen = 0;
@@ -348,6 +348,9 @@ fn the_api_is_what_its_own_description_says() {
             let body = match operation["requestBody"]["required"].as_bool() {
                 Some(true) if path.ends_with("/resize") => {
                     Some((JSON, r#"{"size_bytes":12582912}"#))
+                }
+                Some(true) if path == "/v1/snapshots" => {
+                    Some((JSON, r#"{"names":["demo@both","wal@both"]}"#))
                 }
                 Some(true) if path.ends_with("/snapshots") => Some((JSON, r#"{"name":"one"}"#)),
                 Some(true) if path.ends_with("/fork") => Some((JSON, r#"{"name":"made"}"#)),
@@ -384,7 +387,7 @@ fn the_api_is_what_its_own_description_says() {
         }
     }
     assert_eq!(
-        seen, 31,
+        seen, 32,
         "every operation but the deletions and the upgrade was tried"
     );
     let problem = send(&server, "GET", "/v1/volumes/none", None).json();
