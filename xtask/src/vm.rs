@@ -113,14 +113,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         console: arguments.console,
         deadline: Duration::from_secs(arguments.deadline),
     };
-    let outcome = run::run(&cache, &job)?;
+    let mut outcome = run::run(&cache, &job)?;
+    if let run::Outcome::EmulatorFailed(tail) = &outcome {
+        // Seen once in hundreds of starts on a busy machine, in the boot of a kernel; it says nothing of the command.
+        eprintln!(
+            "vm: the emulator failed before the command began, and is started once more; its console's end:\n{tail}"
+        );
+        outcome = run::run(&cache, &job)?;
+    }
     let (code, why) = match outcome {
         run::Outcome::Ended(status) => return Ok(ExitCode::from(status)),
         run::Outcome::Complained(count) => (
             GUEST_FAILED,
             format!("the guest's kernel complained ({count} lines, shown above)"),
         ),
-        run::Outcome::Died(tail) => (
+        run::Outcome::Died(tail) | run::Outcome::EmulatorFailed(tail) => (
             GUEST_FAILED,
             format!("the guest ended before the command did; its console's end:\n{tail}"),
         ),

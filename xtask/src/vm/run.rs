@@ -65,6 +65,8 @@ pub(super) enum Outcome {
     Complained(usize),
     /// The guest ended without a status; the console's last lines.
     Died(String),
+    /// The emulator found a fault in itself before the command had said anything; the console's last lines.
+    EmulatorFailed(String),
     /// The deadline passed; the console's last lines.
     DeadlinePassed(String),
 }
@@ -108,33 +110,45 @@ pub(super) fn run(cache: &Path, job: &Job) -> Result<Outcome, Failure> {
         }
     };
     drop(group);
-    printing
+    let has_begun = printing
         .join()
         .map_err(|_| "the thread that prints the guest's output panicked")?;
-    Ok(outcome_of(&scanner, late))
+    Ok(outcome_of(&scanner, late, has_begun))
 }
 
 /// What a console and the clock together mean. A guest that only failed to power off in time has
 /// run its command all the same.
-fn outcome_of(scanner: &Scanner, late: bool) -> Outcome {
+fn outcome_of(scanner: &Scanner, late: bool, has_begun: bool) -> Outcome {
     match (scanner.complaints(), scanner.status()) {
         (0, Some(status)) => Outcome::Ended(status),
         (0, None) if late => Outcome::DeadlinePassed(scanner.tail()),
-        (0, None) => Outcome::Died(scanner.tail()),
+        (0, None) => {
+            let tail = scanner.tail();
+            let is_emulators = |line: &str| {
+                line.trim_start().starts_with("qemu-system-") && line.contains(": Assertion `")
+            };
+            match tail.lines().any(is_emulators) && !has_begun {
+                true => Outcome::EmulatorFailed(tail),
+                false => Outcome::Died(tail),
+            }
+        }
         (count, _) => Outcome::Complained(count),
     }
 }
 
-/// Passes the guest's output on as it comes.
-fn print(mut output: impl Read) {
+/// Passes the guest's output on as it comes; whether there was any.
+fn print(mut output: impl Read) -> bool {
     let mut buffer = [0; 4096];
+    let mut was_any = false;
     while let Ok(length @ 1..) = output.read(&mut buffer) {
+        was_any = true;
         let mut stdout = std::io::stdout().lock();
         // Nobody may be listening any more; the run's verdict does not depend on it.
         let _ = stdout
             .write_all(&buffer[..length])
             .and_then(|()| stdout.flush());
     }
+    was_any
 }
 
 /// The command that starts the guest, with its script and its disk made ready.
@@ -322,22 +336,31 @@ mod tests {
     fn a_complaint_fails_a_run_whatever_the_command_says() {
         let zero = "[    9.000000] firn-vm: the command ended with 0";
         let scanner = scan(&["[    8.000000] BUG: planted", zero]);
-        assert_eq!(outcome_of(&scanner, false), Outcome::Complained(1));
+        assert_eq!(outcome_of(&scanner, false, true), Outcome::Complained(1));
     }
 
     #[test]
     fn a_status_counts_even_where_the_guest_would_not_power_off() {
-        assert_eq!(outcome_of(&scan(&[ENDED_3]), false), Outcome::Ended(3));
-        assert_eq!(outcome_of(&scan(&[ENDED_3]), true), Outcome::Ended(3));
+        let ended = |late| outcome_of(&scan(&[ENDED_3]), late, true);
+        assert_eq!(ended(false), Outcome::Ended(3));
+        assert_eq!(ended(true), Outcome::Ended(3));
     }
 
     #[test]
     fn no_status_is_never_a_success() {
-        assert!(matches!(outcome_of(&scan(&[]), false), Outcome::Died(_)));
-        assert!(matches!(
-            outcome_of(&scan(&[]), true),
-            Outcome::DeadlinePassed(_)
-        ));
+        let nothing = |late| outcome_of(&scan(&[]), late, false);
+        assert!(matches!(nothing(false), Outcome::Died(_)));
+        assert!(matches!(nothing(true), Outcome::DeadlinePassed(_)));
+    }
+
+    #[test]
+    fn a_fault_of_the_emulator_is_its_own_only_before_the_command_says_anything() {
+        let fault = "qemu-system-x86_64: physmem.c:1: iotlb_to_section: Assertion `i < n' failed.";
+        let outcome = |line, has_begun| outcome_of(&scan(&[line]), false, has_begun);
+        assert!(matches!(outcome(fault, false), Outcome::EmulatorFailed(_)));
+        assert!(matches!(outcome(fault, true), Outcome::Died(_)));
+        let module = "qemu-system-x86_64: failed to open module";
+        assert!(matches!(outcome(module, false), Outcome::Died(_)));
     }
 
     /// Whether a process is there and is not a corpse that nobody has collected.
