@@ -87,7 +87,7 @@ enum Row {
 impl Row {
     /// Whether the plain client does the same beside it.
     fn is_ratio(self) -> bool {
-        matches!(self, Row::P16 | Row::P17 | Row::P18)
+        matches!(self, Row::P16 | Row::P17 | Row::P18 | Row::P19)
     }
 }
 

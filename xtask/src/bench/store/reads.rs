@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Arguments, Line, flags, median};
 use crate::Failure;
-use crate::bench::nbd_load::{Load, LoadEnd};
+use crate::bench::nbd_load::{Connection, Load, LoadEnd};
 use crate::bench::rig::{Programs, StoreRig};
 
 /// Size of the volume that is read cold.
@@ -175,32 +175,50 @@ pub(super) fn beside_uploads(
 ) -> Result<(), Failure> {
     println!(
         "\n## P19: hot random 4 KiB reads, QD1, while uploads run flat out\n\n\
-         | latency | p99 without | p99 beside uploads | ratio | uploaded meanwhile MiB/s |\n\
-         |---:|---:|---:|---:|---:|"
+         | latency | p99 without | p99 beside uploads | ratio | uploaded meanwhile MiB/s | p99 beside a plain client's uploads | \
+         ratio |\n|---:|---:|---:|---:|---:|---:|---:|"
     );
     for line in lines {
         let rounds: Result<Vec<_>, Failure> = (0..arguments.rounds.max(1))
             .map(|_| measure_beside(programs, arguments, *line))
             .collect();
-        let (idle, busy, rate) = median(rounds?, |(idle, busy, _)| {
-            busy.as_secs_f64() / idle.as_secs_f64()
-        })?;
+        let round = median(rounds?, |round| round.to_idle(round.busy))?;
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
         println!(
-            "| {} ms | {:.0} us | {:.0} us | {:.2} | {rate:.0} |",
+            "| {} ms | {:.0} us | {:.0} us | {:.2} | {:.0} | {:.0} us | {:.2} |",
             line.latency.as_millis(),
-            idle.as_secs_f64() * 1e6,
-            busy.as_secs_f64() * 1e6,
-            busy.as_secs_f64() / idle.as_secs_f64(),
+            us(round.idle),
+            us(round.busy),
+            round.to_idle(round.busy),
+            round.uploaded_mib,
+            us(round.beside_plain),
+            round.to_idle(round.beside_plain),
         );
     }
     Ok(())
+}
+
+/// The p99 of hot reads.
+struct Beside {
+    idle: Duration,
+    /// Beside uploads of the same server.
+    busy: Duration,
+    /// Beside those of a program that does nothing else: what the machine makes of so much traffic.
+    beside_plain: Duration,
+    uploaded_mib: f64,
+}
+
+impl Beside {
+    fn to_idle(&self, time: Duration) -> f64 {
+        time.as_secs_f64() / self.idle.as_secs_f64()
+    }
 }
 
 fn measure_beside(
     programs: &Programs,
     arguments: &Arguments,
     line: Line,
-) -> Result<(Duration, Duration, f64), Failure> {
+) -> Result<Beside, Failure> {
     // Less than half of the log is dirty, so that nobody is paced.
     let log_mib = arguments.log_mib.max(1024);
     let dirty_mib = log_mib * 2 / 5;
@@ -253,10 +271,44 @@ fn measure_beside(
         busy.push(run.percentile(0.99));
     }
     let sent = lab.proxy.take_traffic().of("PUT").sent as f64 / f64::from(1 << 20);
-    drop(server);
     let busy = median(busy, Duration::as_secs_f64)
         .map_err(|_| "the upload was over before it could be measured: a larger --log-mib")?;
-    Ok((idle, busy, sent / seconds.max(0.5)))
+    let beside_plain = reads_beside_plain(&lab, arguments, &mut hot, reads)?;
+    drop(server);
+    Ok(Beside {
+        idle,
+        busy,
+        beside_plain,
+        uploaded_mib: sent / seconds.max(0.5),
+    })
+}
+
+/// The same reads while the plain client uploads over the same line, and the server nothing.
+fn reads_beside_plain(
+    lab: &StoreRig,
+    arguments: &Arguments,
+    hot: &mut Connection,
+    reads: Load,
+) -> Result<Duration, Failure> {
+    // Longer than the reads: a run that begins is wholly beside it.
+    let seconds = arguments.seconds.max(1) as f64 * READ_TIME.as_secs_f64() + 3.0;
+    let concurrency = arguments.concurrency;
+    std::thread::scope(|scope| {
+        let uploads = scope.spawn(move || {
+            let ran = lab.upload_plainly(seconds, concurrency);
+            ran.map_err(|error| error.to_string())
+        });
+        // It compresses first.
+        std::thread::sleep(Duration::from_secs(1));
+        let found: Result<Vec<_>, Failure> = (0..arguments.seconds.max(1))
+            .map(|_| Ok(hot.run(reads, LoadEnd::Time(READ_TIME))?.percentile(0.99)))
+            .collect();
+        match uploads.join() {
+            Ok(ran) => ran.map(drop)?,
+            Err(_) => return Err("the plain client's thread panicked".into()),
+        }
+        median(found?, Duration::as_secs_f64)
+    })
 }
 
 /// A child that does not outlive a failure.
