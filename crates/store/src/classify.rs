@@ -16,7 +16,7 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     };
     let Some(outcome) = &exchange.outcome else {
         let (server, outcome) = exchange.credentials.as_ref()?;
-        let (kind, detail) = classify_credentials(server, outcome);
+        let (kind, detail) = classify_credentials(server, outcome)?;
         return Some(Error::new(kind, op, key, detail));
     };
     let (kind, overload, detail) = match outcome {
@@ -41,8 +41,9 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     Some(if overload { error.overloaded() } else { error })
 }
 
-/// What it means that no request left because the credentials for it were not to be had: certainly not applied.
-fn classify_credentials(server: &str, outcome: &ExchangeOutcome) -> (Kind, String) {
+/// What it means that no request left because the credentials for it were not to be had: certainly not applied. None,
+/// where they were given: then a request may have left that was not known as one to the store.
+fn classify_credentials(server: &str, outcome: &ExchangeOutcome) -> Option<(Kind, String)> {
     let (kind, why) = match outcome {
         ExchangeOutcome::Refused(refusal) => {
             let kind = match refusal.status {
@@ -57,16 +58,13 @@ fn classify_credentials(server: &str, outcome: &ExchangeOutcome) -> (Kind, Strin
         ExchangeOutcome::TimedOut | ExchangeOutcome::Sent => {
             (Kind::Unavailable, "it did not answer".to_owned())
         }
-        ExchangeOutcome::Success => (
-            Kind::Unavailable,
-            "it answered, but the answer cannot be used".to_owned(),
-        ),
+        ExchangeOutcome::Success => return None,
     };
     let text = format!(
         "there are no credentials, for {server} gives none ({why}); check the web identity's token and role \
          (AWS_WEB_IDENTITY_TOKEN_FILE, AWS_ROLE_ARN), or the role of the instance or container"
     );
-    (kind, text)
+    Some((kind, text))
 }
 
 fn broken_text(store: &str, why: &str) -> String {
@@ -226,7 +224,6 @@ mod tests {
             (refused(500, ""), Kind::Unavailable),
             (ExchangeOutcome::TimedOut, Kind::Unavailable),
             (ExchangeOutcome::Sent, Kind::Unavailable),
-            (ExchangeOutcome::Success, Kind::Unavailable),
             (
                 ExchangeOutcome::NotConnected("refused".to_owned()),
                 Kind::Unavailable,
@@ -243,7 +240,14 @@ mod tests {
                 "{error}"
             );
         }
-        assert!(classify(Op::Update, "k", "s3://b", &Exchange::default()).is_none());
+        // Nothing is certain once they were given.
+        for credentials in [None, Some(("sts".to_owned(), ExchangeOutcome::Success))] {
+            let exchange = Exchange {
+                outcome: None,
+                credentials,
+            };
+            assert!(classify(Op::Update, "k", "s3://b", &exchange).is_none());
+        }
     }
 
     #[test]
