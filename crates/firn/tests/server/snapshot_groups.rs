@@ -23,6 +23,15 @@ fn write_ahead(server: &Server, acked: &AtomicU64, stop: &AtomicBool) {
     }
 }
 
+/// Sets it also when its thread panics, so that whoever waits for it ends.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// The number in a fork of the snapshot.
 fn number_in(world: &World, server: &Server, snapshot: &str) -> u64 {
     let fork = snapshot.replace('@', "-");
@@ -54,6 +63,7 @@ fn a_group_of_snapshots_is_one_moment_of_several_volumes_under_load_also_after_a
     let mut moments = Vec::new();
     std::thread::scope(|scope| {
         scope.spawn(|| write_ahead(&server, &acked, &stop));
+        let end_writer = SetOnDrop(&stop);
         for nth in 0..4 {
             let begun = acked.load(Ordering::SeqCst);
             eventually("writes", || acked.load(Ordering::SeqCst) > begun + 100);
@@ -68,7 +78,7 @@ fn a_group_of_snapshots_is_one_moment_of_several_volumes_under_load_also_after_a
             assert_eq!(said.lines().collect::<Vec<_>>(), names);
             moments.push((names, before..=acked.load(Ordering::SeqCst) + 1));
         }
-        stop.store(true, Ordering::SeqCst);
+        drop(end_writer);
     });
     server.kill();
     let server = world.serve("cache", &args);

@@ -4,7 +4,7 @@
 
 use volume::{Durability, OpenError, SnapshotInfo, Volume};
 
-use crate::support::hosts::elsewhere;
+use crate::support::hosts::{elsewhere, hand_over, other_host};
 use crate::support::points::{fork, snapshot_infos};
 use crate::support::{World, with_volume};
 
@@ -138,6 +138,34 @@ fn a_group_that_waits_for_the_store_ends_when_that_has_all() {
     let taken = take_with(&mut world, &GROUP, Vec::new(), Durability::Store).expect("taken");
     assert!(taken.iter().all(|info| info.is_stored));
     assert_eq!(found(&mut elsewhere(&world), "there"), (2, 1));
+}
+
+/// While the store takes what they hold, another host takes one of the volumes over.
+#[test]
+fn a_group_that_waits_for_the_store_fails_if_a_volume_is_taken_over_meanwhile() {
+    let (mut world, data, wal) = two_volumes();
+    world.env.outage = true;
+    for volume in [&data, &wal] {
+        world.write(volume, 0, 2, 4096);
+    }
+    let answer = world
+        .host
+        .create_snapshot_group(&names(&GROUP), Vec::new(), Durability::Store);
+    world.pass(100);
+    let mut other = other_host(&mut world);
+    let theirs = other.try_open("wal", true).expect("taken over");
+    other.write(&theirs, 0, 77, 4096);
+    other.sync(&theirs);
+    hand_over(&mut other, &mut world);
+    world.env.outage = false;
+    let refused = world.wait(|_| answer.try_take()).expect_err("one is lost");
+    assert!(refused.to_string().contains("not whole"), "{refused}");
+    let stored = snapshot_infos(&mut world, "demo");
+    assert!(
+        stored
+            .iter()
+            .any(|info| info.name == "demo@cut" && info.is_stored)
+    );
 }
 
 #[test]

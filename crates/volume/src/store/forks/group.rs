@@ -14,6 +14,7 @@ use crate::store::catalog::name_locks::lock_snapshot;
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
 use crate::store::forks::{Durability, keep, kept_snapshots, live_tail, served_tail};
 use crate::store::roots::checks::wait_checked;
+use crate::store::roots::read_any_root;
 
 /// Volumes of one group: a lock of each is held for a moment.
 const MEMBERS_MAX: usize = 16;
@@ -60,10 +61,28 @@ pub(crate) async fn create_group(
     if durability == Durability::Store {
         for (info, name) in infos.iter_mut().zip(names) {
             kept_snapshots::wait_in_store(engine, name).await?;
+            check_stored(engine, info).await?;
             info.is_stored = true;
         }
     }
     Ok(infos)
+}
+
+/// That the store has this very snapshot. The log keeps it no more also if its volume was taken over meanwhile, or if it is
+/// stored under another name, because somebody else's snapshot has its own.
+async fn check_stored(engine: &Engine, info: &SnapshotInfo) -> Result<(), OpenError> {
+    let found = match read_any_root(engine, &info.name).await {
+        Err(OpenError::NoSuchVolume(_)) => None,
+        found => Some(found?.root),
+    };
+    match found {
+        Some(root) if root.volume == info.id && !root.deleted => Ok(()),
+        _ => Err(OpenError::Store(format!(
+            "{} of the group is not in the store under its name, so the group is not whole: its volume was taken over, it was \
+             deleted, or the name was taken; the server's log says which. Look at `firn snapshot list`, and take the group again",
+            info.name
+        ))),
+    }
 }
 
 /// The volumes of the names: more than one, each once.

@@ -23,7 +23,7 @@ use serde_json::json;
 use self::content::{Changes, count_data};
 use self::held::Holds;
 use self::other_store::OtherStore;
-use self::progress_note::Noted;
+use self::progress_note::{Noted, ProgressNote};
 use self::resume::go_on;
 use self::source::Original;
 use self::step::Step;
@@ -89,18 +89,7 @@ fn make(original: &Original<'_>, other: &OtherStore, holds: &Holds, name: &str) 
             other.begin();
             (original.moment_again(&copy.moment, name)?, copy)
         }
-        Found::Nothing => {
-            let moment = original.take_moment(name)?;
-            let snapshots = original.snapshots(&moment)?;
-            let first = snapshots.first().unwrap_or(&moment);
-            other.begin();
-            note.write(&Noted {
-                moment: moment.id.clone(),
-                whole: None,
-            })?;
-            let copy = Copy::create(there, name, (original, first), &moment)?;
-            (moment, copy)
-        }
+        Found::Nothing => begin(original, other, &note, name)?,
     };
     let snapshots = original.snapshots(&moment)?;
     let base = go_on(&copy, &snapshots, holds)?;
@@ -145,6 +134,31 @@ fn make(original: &Original<'_>, other: &OtherStore, holds: &Holds, name: &str) 
         moment: moment.name,
         went_on_after,
     })
+}
+
+/// Makes the volume, and says in the store what it is.
+fn begin<'a>(
+    original: &Original<'_>,
+    other: &'a OtherStore,
+    note: &ProgressNote,
+    name: &str,
+) -> Result<(Snapshot, Copy<'a>)> {
+    let moment = original.take_moment(name)?;
+    let snapshots = original.snapshots(&moment)?;
+    let first = snapshots.first().unwrap_or(&moment);
+    other.begin();
+    note.write(&Noted {
+        moment: moment.id.clone(),
+        size_bytes: first.size_bytes,
+        whole: None,
+    })?;
+    let copy = Copy::create(other.client(), name, (original, first), &moment);
+    let is_taken = |failure: &Failure| failure.code == FailureCode::VolumeExists;
+    if copy.as_ref().is_err_and(is_taken) {
+        // Another one has made it meanwhile: no later command may take that for its own.
+        note.remove()?;
+    }
+    Ok((moment, copy?))
 }
 
 /// An earlier command came to its end, but for what it left on this machine.

@@ -41,6 +41,8 @@ struct Server {
     dir: PathBuf,
     /// Something is in the store that a later command goes on with.
     is_begun: AtomicBool,
+    /// The directory was made by this command: one that was there may be of an earlier one, or of one that still runs.
+    is_own_dir: bool,
 }
 
 impl OtherStore {
@@ -48,6 +50,7 @@ impl OtherStore {
     pub(super) fn open(args: &CloneArgs, name: &str) -> Result<OtherStore> {
         let dir = work_dir(args, name);
         let cannot = |error: std::io::Error| Failure::io("make the directory", &dir, &error);
+        let is_own_dir = dir.symlink_metadata().is_err();
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(&dir).map_err(cannot)?;
@@ -73,6 +76,7 @@ impl OtherStore {
             child: Mutex::new(Some(child)),
             dir,
             is_begun: AtomicBool::new(false),
+            is_own_dir,
         });
         let client = server.wait_ready(&api, &log);
         match client {
@@ -168,7 +172,7 @@ impl Server {
                 std::thread::sleep(POLL_INTERVAL);
             }
         }
-        if !self.is_begun.load(Ordering::SeqCst) {
+        if self.is_own_dir && !self.is_begun.load(Ordering::SeqCst) {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }

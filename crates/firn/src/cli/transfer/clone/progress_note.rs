@@ -19,6 +19,8 @@ pub(super) struct ProgressNote {
 pub(super) struct Noted {
     /// The snapshot that is copied last.
     pub(super) moment: String,
+    /// The size that the copy has, or gets when it is made.
+    pub(super) size_bytes: u64,
     /// The identity of the copy, once it is whole.
     pub(super) whole: Option<String>,
 }
@@ -34,6 +36,12 @@ impl ProgressNote {
     pub(super) fn read(&self) -> Option<Noted> {
         let text = fs::read(&self.path).ok()?;
         serde_json::from_slice(&text).ok()
+    }
+
+    /// There is nothing to go on with.
+    pub(super) fn remove(&self) -> Result<()> {
+        let removed = fs::remove_file(&self.path);
+        removed.map_err(|error| Failure::io("remove", &self.path, &error))
     }
 
     pub(super) fn write(&self, noted: &Noted) -> Result<()> {

@@ -76,7 +76,15 @@ impl<'a> Copy<'a> {
             (_, _, Some(noted)) if noted.whole.as_ref() == Some(&volume.id) => {
                 Ok(Found::Whole(copy(noted.moment)))
             }
-            (_, _, Some(noted)) if noted.whole.is_none() && snapshots.is_empty() => {
+            // A command that was killed right after it had made the volume. Whoever has another one of this name open, or
+            // made it otherwise, keeps it.
+            (_, _, Some(noted))
+                if noted.whole.is_none()
+                    && snapshots.is_empty()
+                    && volume.state != VolumeState::Held
+                    && volume.size_bytes == noted.size_bytes
+                    && volume.block_size == original.volume.block_size =>
+            {
                 let copy = copy(noted.moment);
                 match copy.is_empty()? {
                     true => copy.mark(original).map(|()| Found::Unfinished(copy)),
@@ -87,9 +95,8 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Whether nothing was ever written to it.
+    /// Whether nothing was ever written to it. Never takes it from anybody: it may be another's.
     fn is_empty(&self) -> Result<bool> {
-        self.take()?;
         Ok(count_data(Changes::all(&self.attach()?)?)? == 0)
     }
 
@@ -256,6 +263,7 @@ impl<'a> Copy<'a> {
         let volume = self.show()?;
         note.write(&Noted {
             moment: self.moment.clone(),
+            size_bytes: volume.size_bytes,
             whole: Some(volume.id.clone()),
         })?;
         self.client.delete(&self.snapshot_path(MARK))?;
