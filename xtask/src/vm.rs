@@ -9,6 +9,7 @@
 mod accelerator;
 mod console;
 mod guest;
+mod host_files;
 mod image;
 mod packages;
 mod run;

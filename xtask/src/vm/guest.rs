@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use super::console::{SETUP_FAILED_PREFIX, STATUS_PREFIX};
+use super::host_files;
 
 /// Where the scratch disk is mounted in the guest.
 const SCRATCH: &str = "/run/firn-scratch";
@@ -81,11 +82,9 @@ pub(super) fn script(lane: Lane, task: &Task) -> String {
         tools,
         needed,
     } = task;
+    let quoted = |path: &&Path| format!(" {}", shell_quote(&path.display().to_string()));
     let kept = needed.iter().filter(|path| path.starts_with("/tmp"));
-    let kept: String = kept
-        .map(|path| format!(" {}", shell_quote(&path.display().to_string())))
-        .collect();
-    let tmp = TMP.replace("{KEPT}", &kept);
+    let tmp = TMP.replace("{KEPT}", &kept.map(quoted).collect::<String>());
     let command: Vec<String> = command.iter().map(|word| shell_quote(word)).collect();
     let command = command.join(" ");
     let mut path = String::new();
@@ -95,7 +94,7 @@ pub(super) fn script(lane: Lane, task: &Task) -> String {
     path += &std::env::var("PATH").unwrap_or_default();
     let path = shell_quote(&format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"));
     let directory = shell_quote(&directory.display().to_string());
-    let (before, after) = match lane {
+    let (before, host_files, after) = match lane {
         Lane::Packaged { icount } => {
             let hung = if icount {
                 HUNG_TASK_ICOUNT_S
@@ -105,12 +104,14 @@ pub(super) fn script(lane: Lane, task: &Task) -> String {
             let before = PACKAGED.replace("{PORT}", PORT);
             (
                 before.replace("{HUNG_TASK_S}", &hung.to_string()),
+                host_files::script(&needed.iter().map(quoted).collect::<String>()) + "\n",
                 String::new(),
             )
         }
         Lane::UserMode { busybox } => {
             let busybox = shell_quote(&busybox.display().to_string());
-            (USER_MODE.to_owned(), format!("{busybox} poweroff -f\n"))
+            let after = format!("{busybox} poweroff -f\n");
+            (USER_MODE.to_owned(), String::new(), after)
         }
     };
     format!(
@@ -120,7 +121,7 @@ unready() {{ echo "{SETUP_FAILED_PREFIX}$*" > /dev/kmsg; {after}exit 1; }}
 {before}
 mkdir -p {SCRATCH} && mount -t ext4 "$disk" {SCRATCH} || unready the scratch disk
 {tmp}
-cd {directory} || unready the working directory
+{host_files}cd {directory} || unready the working directory
 (exec {command}) < /dev/null > "$output" 2>&1
 status=$?
 cd /

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::console::{SETUP_FAILED_PREFIX, Scanner};
 use super::guest::{self, Lane};
+use super::host_files::{self, Programs};
 use super::image::{self, Image, Machine};
 use super::packages::run_for_output;
 use super::uml;
@@ -75,6 +76,7 @@ pub(super) enum Outcome {
 pub(super) fn run(cache: &Path, job: &Job) -> Result<Outcome, Failure> {
     let started = Instant::now();
     let folder = Folder::new(cache)?;
+    let programs = Programs::named_in(job.command);
     let mut command = start(cache, &folder.0, job)?;
     let mut group = Group::spawn(&folder.0, &mut command)?;
     let output = group.take_output()?;
@@ -113,6 +115,7 @@ pub(super) fn run(cache: &Path, job: &Job) -> Result<Outcome, Failure> {
     let has_begun = printing
         .join()
         .map_err(|_| "the thread that prints the guest's output panicked")?;
+    programs.check_unchanged()?;
     Ok(outcome_of(&scanner, late, has_begun))
 }
 
@@ -172,11 +175,13 @@ fn start(cache: &Path, folder: &Path, job: &Job) -> Result<Command, Failure> {
             Lane::UserMode { busybox }
         }
     };
+    let mut needed = vec![&here, workspace::root(), &target, cache];
+    needed.dedup();
     let task = guest::Task {
         command: job.command,
         directory: &here,
         tools: &tools,
-        needed: &[&here, workspace::root(), &target, cache],
+        needed: &needed,
     };
     let text = guest::script(lane, &task);
     image::write_executable(&script, &text)?;
@@ -254,6 +259,7 @@ fn emulator(folder: &Path, job: &Job, image: &Image, script: &Path, disk: &Path)
     command.args(["-chardev", "file,id=firn,path=/proc/self/fd/1"]);
     command.args(["-device", "virtio-serial-pci", "-device"]);
     command.arg(format!("virtserialport,chardev=firn,name={}", guest::PORT));
+    command.args(host_files::emulator_arguments());
     if job.icount {
         // The emulator then runs its processors on one thread by itself.
         command.args(["-icount", "shift=0,sleep=off"]);
