@@ -4,6 +4,7 @@
 
 mod common;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use common::{World, eventually, message};
 use s3_testbed::{
@@ -111,6 +112,9 @@ fn start_minio_with_identities(
 ) -> Option<(Minio, Vec<(&'static str, String)>)> {
     let mut config = MinioConfig::from_environment()?;
     config.environment = provider.settings();
+    // The shortest that it gives.
+    let duration = ("MINIO_STS_DURATION".to_owned(), "900s".to_owned());
+    config.environment.push(duration);
     let with_certificates = |dir: &Path| make_certificates(dir).is_ok();
     let minio = Minio::start_with(config, with_certificates).unwrap();
     let environment = vec![
@@ -236,5 +240,82 @@ fn a_web_identity_that_nobody_vouches_for_is_refused_and_not_shown() {
         assert!(said.contains(words), "{said}");
         let signature = token.rsplit('.').next().unwrap();
         assert!(!said.contains(signature), "{said}");
+    }
+}
+
+/// Two servers, of which one finds a token that nobody vouches for when its credentials are to be renewed.
+#[test]
+#[ignore = "credentials are good for fifteen minutes; docs/stores.md has the command"]
+fn credentials_of_a_web_identity_are_renewed_before_they_expire_or_the_log_says_what_refuses() {
+    let (world, provider) = (World::new(), IdentityProvider::start().unwrap());
+    let Some((minio, environment)) = start_minio_with_identities(&world, &provider) else {
+        return;
+    };
+    let token = provider.token().unwrap();
+    let strange = IdentityProvider::start().unwrap().token().unwrap();
+    let serve = |name: &str| {
+        let file = world.path(&format!("{name}.token"));
+        std::fs::write(&file, &token).unwrap();
+        let url = format!("s3://firn/{name}?endpoint=https://{}", minio.address);
+        let flags = [
+            "--store",
+            &url,
+            "--volume",
+            &format!("{name}=64MiB"),
+            "--rpo",
+            "1s",
+        ];
+        world.serve_as(name, &flags, |command| {
+            command
+                .envs(environment.clone())
+                .env("AWS_WEB_IDENTITY_TOKEN_FILE", file)
+                .env_remove("AWS_ACCESS_KEY_ID")
+                .env_remove("AWS_SECRET_ACCESS_KEY");
+        })
+    };
+    let log = |name: &str| std::fs::read_to_string(world.path(&format!("{name}.stderr"))).unwrap();
+    let servers = ["renewed", "refused"].map(|name| (name, serve(name)));
+    let mut clients = servers
+        .each_ref()
+        .map(|(name, server)| server.connect(name));
+    for (name, server) in &servers {
+        world.expect_success(server, &["sync", name]);
+    }
+    std::fs::write(world.path("refused.token"), &strange).unwrap();
+    let began = Instant::now();
+    let (mut seed, mut refused_after) = (0, None);
+    while began.elapsed() < Duration::from_secs(17 * 60) {
+        seed = seed % 250 + 1;
+        for client in &mut clients {
+            client.write(0, &pattern(seed)[..64 << 10]).unwrap();
+        }
+        if refused_after.is_none() && log("refused").contains("verification error") {
+            refused_after = Some(began.elapsed());
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    println!("the other's token was refused after {refused_after:?}");
+    assert!(refused_after.is_some(), "{}", log("refused"));
+    assert!(!log("renewed").contains("degraded"), "{}", log("renewed"));
+
+    std::fs::write(world.path("refused.token"), &token).unwrap();
+    for (name, server) in &servers {
+        world.expect_success(server, &["sync", name]);
+        let shown = log(name);
+        for token in [&token, &strange] {
+            assert!(!shown.contains(token.rsplit('.').next().unwrap()));
+        }
+    }
+    drop(clients);
+    for (name, server) in servers {
+        assert!(server.stop().success(), "{name}");
+        let url = format!("s3://firn/{name}?endpoint=https://{}", minio.address);
+        let volume = format!("{name}=64MiB");
+        let flags = ["--store", &url, "--volume", &volume];
+        let server = world.serve_as(&format!("{name} again"), &flags, |command| {
+            command.env("AWS_CA_BUNDLE", minio.dir.path().join("ca.pem"));
+        });
+        let found = server.connect(name).read(0, 64 << 10).unwrap();
+        assert!(found == pattern(seed)[..64 << 10]);
     }
 }
