@@ -36,6 +36,7 @@ mod server;
 mod store_access;
 mod store_answers;
 mod store_faults;
+mod store_trouble;
 mod units;
 
 use std::process::ExitCode;

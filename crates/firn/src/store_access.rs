@@ -16,6 +16,7 @@ use store::{Error, Kind, Op, SharedStore, SingleWriterStore, Store, Version, wit
 
 use crate::failure::{Failure, Result};
 use crate::store_faults::{InjectedFaults, StoreFaultPlan};
+use crate::store_trouble::{StoreTrouble, Trouble, WatchedStore, is_recoverable};
 
 /// How long a start waits for the store before it goes on without.
 const START_TIMEOUT: Duration = Duration::from_secs(3);
@@ -31,206 +32,6 @@ pub(crate) struct StoreSettings {
     pub(crate) faults: Option<StoreFaultPlan>,
     /// Whether this server may make a new store: not if it has a log already.
     pub(crate) may_create: bool,
-}
-
-/// A store is well again when nothing has failed for so long: one that refuses every other request
-/// is in one trouble, not in a new one each second.
-const CALM: Duration = Duration::from_secs(5);
-
-/// Failures that were repeated with success are not worth a word unless there are so many in a row of
-/// less than [`CALM`] each.
-const FAILURES_MAX: u32 = 2;
-
-/// An attempt that is given up after so long had no answer; one that is given up sooner lost against
-/// a second one.
-const SILENCE: Duration = Duration::from_secs(5);
-
-/// Requests that fail now, by whether they write: a full store still answers reads.
-#[derive(Debug, Default)]
-struct Trouble {
-    reads: Mutex<RecentFailures>,
-    writes: Mutex<RecentFailures>,
-}
-
-/// Failures of one kind of request, since the last time all was well.
-#[derive(Debug, Default)]
-struct RecentFailures {
-    since: Option<Instant>,
-    last: Option<Instant>,
-    last_success: Option<Instant>,
-    count: u32,
-    why: String,
-    kind: Option<Kind>,
-}
-
-impl RecentFailures {
-    fn note_failure(&mut self, now: Instant, kind: Kind, why: String) {
-        if self.is_over(now) {
-            self.since = Some(now);
-            self.count = 0;
-        }
-        self.last = Some(now);
-        self.count = self.count.saturating_add(1);
-        self.why = why;
-        self.kind = Some(kind);
-    }
-
-    /// Whether the failure that came last has been followed by a success, and both by calm.
-    fn is_over(&self, now: Instant) -> bool {
-        let Some(last) = self.last else { return true };
-        self.last_success > Some(last) && now.saturating_duration_since(last) >= CALM
-    }
-
-    /// What fails, where `what` is requests of this kind.
-    fn describe(&self, now: Instant, what: &str) -> Option<StoreTrouble> {
-        let repeated_with_success = self.last_success > self.last && self.count <= FAILURES_MAX;
-        if self.is_over(now) || repeated_with_success {
-            return None;
-        }
-        let time = now.saturating_duration_since(self.since?);
-        Some(StoreTrouble {
-            why: format!("{what} fail since {} s: {}", time.as_secs(), self.why),
-            kind: self.kind.unwrap_or(Kind::Unavailable),
-        })
-    }
-}
-
-/// What requests to the store fail with.
-#[derive(Clone, Debug)]
-pub(crate) struct StoreTrouble {
-    /// In words, with the remedy.
-    pub(crate) why: String,
-    pub(crate) kind: Kind,
-}
-
-impl Trouble {
-    fn slot(&self, writes: bool) -> std::sync::MutexGuard<'_, RecentFailures> {
-        let slot = if writes { &self.writes } else { &self.reads };
-        slot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One attempt of a request. Who repeats requests drops it when it has taken too long, and that, too,
-/// is how an attempt ends.
-struct Attempt<'a> {
-    trouble: &'a Trouble,
-    writes: bool,
-    started: Instant,
-    has_ended: bool,
-}
-
-impl Trouble {
-    fn begin(&self, writes: bool) -> Attempt<'_> {
-        Attempt {
-            trouble: self,
-            writes,
-            started: Instant::now(),
-            has_ended: false,
-        }
-    }
-}
-
-impl Attempt<'_> {
-    /// Notes how it ended. Answers that say what the store holds are no trouble.
-    fn end<T>(mut self, result: store::Result<T>) -> store::Result<T> {
-        self.has_ended = true;
-        let now = Instant::now();
-        let mut slot = self.trouble.slot(self.writes);
-        match &result {
-            Err(error) if is_recoverable(error.kind()) => {
-                slot.note_failure(now, error.kind(), error.chain())
-            }
-            _ => slot.last_success = Some(now),
-        }
-        result
-    }
-}
-
-impl Drop for Attempt<'_> {
-    fn drop(&mut self) {
-        let waited = self.started.elapsed();
-        if self.has_ended || waited < SILENCE || canary::active!("silence_is_no_trouble") {
-            return;
-        }
-        let mut slot = self.trouble.slot(self.writes);
-        if slot.last_success < Some(self.started) {
-            slot.note_failure(
-                Instant::now(),
-                Kind::Unavailable,
-                format!(
-                    "no answer within {} s; check the store's address and the network",
-                    waited.as_secs()
-                ),
-            );
-        }
-    }
-}
-
-/// Notes how each attempt ends, below those that repeat it: an outage shows at once.
-#[derive(Debug)]
-struct WatchedStore {
-    inner: SharedStore,
-    trouble: Arc<Trouble>,
-}
-
-#[async_trait]
-impl Store for WatchedStore {
-    async fn get(&self, key: &str) -> store::Result<(Bytes, Version)> {
-        let attempt = self.trouble.begin(false);
-        attempt.end(self.inner.get(key).await)
-    }
-
-    async fn get_range(&self, key: &str, offset: u64, len: u64) -> store::Result<Bytes> {
-        let attempt = self.trouble.begin(false);
-        attempt.end(self.inner.get_range(key, offset, len).await)
-    }
-
-    async fn put(&self, key: &str, bytes: Bytes) -> store::Result<Version> {
-        let attempt = self.trouble.begin(true);
-        attempt.end(self.inner.put(key, bytes).await)
-    }
-
-    async fn create(&self, key: &str, bytes: Bytes) -> store::Result<Version> {
-        let attempt = self.trouble.begin(true);
-        attempt.end(self.inner.create(key, bytes).await)
-    }
-
-    async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> store::Result<Version> {
-        let attempt = self.trouble.begin(true);
-        attempt.end(self.inner.update(key, bytes, version).await)
-    }
-
-    async fn delete(&self, key: &str) -> store::Result<()> {
-        let attempt = self.trouble.begin(true);
-        attempt.end(self.inner.delete(key).await)
-    }
-
-    async fn list(&self, prefix: &str) -> store::Result<Vec<(String, u64)>> {
-        let attempt = self.trouble.begin(false);
-        attempt.end(self.inner.list(prefix).await)
-    }
-
-    async fn list_part(
-        &self,
-        prefix: &str,
-        after: &str,
-        limit: usize,
-    ) -> store::Result<Vec<(String, u64)>> {
-        let attempt = self.trouble.begin(false);
-        attempt.end(self.inner.list_part(prefix, after, limit).await)
-    }
-
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn describe_hazard(&self) -> Option<String> {
-        self.inner.describe_hazard()
-    }
-
-    fn set_bare_tags(&self, bare: bool) -> bool {
-        self.inner.set_bare_tags(bare)
-    }
 }
 
 /// An opened store.
@@ -317,9 +118,7 @@ impl StoreAccess {
             let why = failure.detail;
             return Some(StoreTrouble { why, kind });
         }
-        let now = Instant::now();
-        let writes = self.trouble.slot(true).describe(now, "writes");
-        writes.or_else(|| self.trouble.slot(false).describe(now, "reads"))
+        self.trouble.describe(Instant::now())
     }
 
     /// The faults that `--planned-store-faults` asks for.
@@ -426,7 +225,7 @@ impl StoreAccess {
             .map_or_else(|| Arc::clone(&bare), InjectedFaults::store);
         let watched = |inner| {
             let trouble = Arc::clone(&self.trouble);
-            Arc::new(WatchedStore { inner, trouble }) as SharedStore
+            Arc::new(WatchedStore::new(inner, trouble)) as SharedStore
         };
         let opened = OpenedStore {
             bare: with_policies(watched(bare)),
@@ -451,14 +250,6 @@ pub(crate) fn is_initialized(url: &str) -> bool {
 /// Whether something else is there: then opening says what is wrong with it.
 fn has_files(path: &Path) -> bool {
     std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
-}
-
-/// Whether a store that fails like this may work later without any change here.
-fn is_recoverable(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::Unavailable | Kind::Unknown | Kind::Denied | Kind::NoBucket
-    )
 }
 
 #[async_trait]
@@ -503,38 +294,5 @@ impl Store for StoreAccess {
 
     fn name(&self) -> String {
         self.settings.url.clone()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn a_store_that_fails_now_and_then_is_in_one_trouble_until_it_is_calm() {
-        let start = Instant::now();
-        let mut failures = RecentFailures::default();
-        assert!(failures.describe(start, "writes").is_none());
-        for n in 0..20 {
-            let now = start + n * SECOND;
-            failures.note_failure(now, Kind::Denied, "refused".to_owned());
-            let trouble = failures.describe(now, "writes").unwrap();
-            assert_eq!(trouble.why, format!("writes fail since {n} s: refused"));
-            assert_eq!(trouble.kind, Kind::Denied);
-            failures.last_success = Some(now + SECOND / 2);
-            let seen = failures.describe(now + SECOND / 2, "writes").is_some();
-            assert_eq!(seen, n >= FAILURES_MAX, "after {n}");
-        }
-        assert!(failures.describe(start + 25 * SECOND, "writes").is_none());
-    }
-
-    #[test]
-    fn a_store_that_never_succeeded_since_is_not_well_however_long_ago_it_failed() {
-        let start = Instant::now();
-        let mut failures = RecentFailures::default();
-        failures.note_failure(start, Kind::Denied, "refused".to_owned());
-        assert!(failures.describe(start + 60 * SECOND, "writes").is_some());
     }
 }
