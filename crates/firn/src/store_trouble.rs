@@ -14,8 +14,15 @@ use store::{Kind, SharedStore, Store, Version};
 /// is in one trouble, not in a new one each second.
 const CALM: Duration = Duration::from_secs(5);
 
-/// Failures that were repeated with success are not worth a word unless there are so many in a row of
-/// less than [`CALM`] each.
+/// A trouble that comes again so many times sooner than the calm was long was not over: four times the
+/// calm must pass then, or the log repeats itself as long as a store throttles.
+const RELAPSE: u32 = 10;
+
+/// The longest that a store is called troubled after its last failure.
+const LONGEST_CALM: Duration = Duration::from_secs(300);
+
+/// Failures that were repeated with success are not worth a word unless there are so many in a row with
+/// no calm between them.
 const FAILURES_MAX: u32 = 2;
 
 /// An attempt that is given up after so long had no answer; one that is given up sooner lost against
@@ -30,8 +37,10 @@ pub(crate) struct Trouble {
 }
 
 /// Failures of one kind of request, since the last time all was well.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct RecentFailures {
+    /// How long nothing may fail before this trouble is over.
+    calm: Duration,
     since: Option<Instant>,
     last: Option<Instant>,
     last_success: Option<Instant>,
@@ -40,9 +49,30 @@ struct RecentFailures {
     kind: Option<Kind>,
 }
 
+impl Default for RecentFailures {
+    fn default() -> Self {
+        RecentFailures {
+            calm: CALM,
+            since: None,
+            last: None,
+            last_success: None,
+            count: 0,
+            why: String::new(),
+            kind: None,
+        }
+    }
+}
+
 impl RecentFailures {
     fn note_failure(&mut self, now: Instant, kind: Kind, why: String) {
         if self.is_over(now) {
+            self.calm = match self.last {
+                // What nobody was told of was no trouble.
+                Some(last) if self.count > FAILURES_MAX && now - last < self.calm * RELAPSE => {
+                    (self.calm * 4).min(LONGEST_CALM)
+                }
+                _ => CALM,
+            };
             self.since = Some(now);
             self.count = 0;
         }
@@ -55,7 +85,7 @@ impl RecentFailures {
     /// Whether the failure that came last has been followed by a success, and both by calm.
     fn is_over(&self, now: Instant) -> bool {
         let Some(last) = self.last else { return true };
-        self.last_success > Some(last) && now.saturating_duration_since(last) >= CALM
+        self.last_success > Some(last) && now.saturating_duration_since(last) >= self.calm
     }
 
     /// What fails, where `what` is requests of this kind.
@@ -64,9 +94,14 @@ impl RecentFailures {
         if self.is_over(now) || repeated_with_success {
             return None;
         }
-        let time = now.saturating_duration_since(self.since?);
+        let seconds = |since| now.saturating_duration_since(since).as_secs();
+        let (since, last) = (self.since?, self.last?);
+        let when = match self.last_success > self.last && seconds(last) >= CALM.as_secs() {
+            true => format!("failed again and again, {} s ago last", seconds(last)),
+            false => format!("fail since {} s", seconds(since)),
+        };
         Some(StoreTrouble {
-            why: format!("{what} fail since {} s: {}", time.as_secs(), self.why),
+            why: format!("{what} {when}: {}", self.why),
             kind: self.kind.unwrap_or(Kind::Unavailable),
         })
     }
@@ -250,6 +285,45 @@ mod tests {
             assert_eq!(seen, n >= FAILURES_MAX, "after {n}");
         }
         assert!(failures.describe(start + 25 * SECOND, "writes").is_none());
+    }
+
+    /// For ten minutes, at random, as one that throttles does. A request comes each second, and is repeated until
+    /// it succeeds.
+    #[test]
+    fn a_store_that_refuses_every_other_request_is_called_well_at_most_once() {
+        for seed in 0..200 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let start = Instant::now();
+            let mut failures = RecentFailures::default();
+            let (mut was_bad, mut well_again) = (false, 0);
+            for n in 0..600 {
+                let mut now = start + n * SECOND;
+                while random.bool() {
+                    failures.note_failure(now, Kind::Unavailable, "slow down".to_owned());
+                    now += SECOND / 100;
+                }
+                failures.last_success = Some(now);
+                let is_bad = failures.describe(now, "writes").is_some();
+                well_again += u32::from(was_bad && !is_bad);
+                was_bad = is_bad;
+            }
+            assert!(well_again <= 1, "seed {seed}: {well_again} times");
+        }
+    }
+
+    #[test]
+    fn a_trouble_long_after_the_last_one_is_over_as_soon_as_the_first() {
+        let start = Instant::now();
+        let mut failures = RecentFailures::default();
+        for outage in 0..5 {
+            let began = start + outage * 3600 * SECOND;
+            for n in 0..5 {
+                failures.note_failure(began + n * SECOND, Kind::Denied, "refused".to_owned());
+            }
+            failures.last_success = Some(began + 6 * SECOND);
+            assert!(failures.describe(began + 8 * SECOND, "writes").is_some());
+            assert!(failures.describe(began + 10 * SECOND, "writes").is_none());
+        }
     }
 
     #[test]
