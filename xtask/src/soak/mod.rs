@@ -121,6 +121,10 @@ fn run_in_guest(arguments: &Arguments) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
     process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     println!("{}", lane::describe_guest(arguments.kernel(), false)?);
+    if !arguments.is_short() {
+        // A request waits for an outage of the store and a restart, longer than the kernel finds good.
+        watchdog::replace_the_kernels()?;
+    }
     let scratch =
         std::env::var_os("FIRN_VM_SCRATCH").ok_or("this is no guest with a scratch disk")?;
     let program = arguments.program.clone().ok_or("no --program")?;

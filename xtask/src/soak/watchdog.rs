@@ -8,12 +8,25 @@ use std::time::Duration;
 
 use super::operator::Operator;
 use super::server::{self, thread_stacks};
+use crate::Failure;
 
 /// A request may wait for one outage of the store and one restart, but no longer.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Exit status of a soak that hung.
 const HUNG: i32 = 3;
+
+/// Has the kernel complain of a task that hangs no sooner than this watchdog does, which knows what the
+/// task waits for. Not every kernel looks for such tasks.
+pub(super) fn replace_the_kernels() -> Result<(), Failure> {
+    let path = "/proc/sys/kernel/hung_task_timeout_secs";
+    match fs::write(path, LIMIT.as_secs().to_string()) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("cannot write {path}: {error}").into())
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Watches until `over` is set.
 pub(super) fn watch(operator: &Operator, over: &AtomicBool) {
