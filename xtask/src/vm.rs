@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use crate::{Failure, workspace};
 use accelerator::Accelerator;
+pub(crate) use guest::HOST;
 pub(crate) use image::Kernel;
 use image::Machine;
 
@@ -75,6 +76,9 @@ pub(crate) struct Arguments {
     /// No journal on the scratch disk: the kernel's thread for one takes memory while others free it
     #[arg(long)]
     no_journal: bool,
+    /// A network on which the guest finds this machine's loopback addresses at 10.0.2.2; packaged kernels only
+    #[arg(long)]
+    network: bool,
     /// Show the guest's console on standard error
     #[arg(long)]
     console: bool,
@@ -100,6 +104,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             "User-Mode Linux counts no instructions; --icount is for packaged kernels".into(),
         );
     }
+    if kernel == Kernel::UserMode && arguments.network {
+        return Err(
+            "User-Mode Linux has no network here; --network is for packaged kernels".into(),
+        );
+    }
     let machine = image::prepare(&cache, kernel)?;
     let job = run::Job {
         machine: &machine,
@@ -110,6 +119,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         scratch_bytes: arguments.scratch << 20,
         no_journal: arguments.no_journal,
         icount: arguments.icount,
+        network: arguments.network,
         hardware: on_hardware(&cache, &machine, arguments.icount),
         console: arguments.console,
         deadline: Duration::from_secs(arguments.deadline),

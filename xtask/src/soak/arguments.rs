@@ -16,7 +16,7 @@ pub(super) enum StoreKind {
     /// A directory on the scratch disk
     #[default]
     Directory,
-    /// MinIO beside the server, killed and suspended too
+    /// MinIO, killed and suspended too: beside the server, or outside of its guest where that has a network
     Minio,
 }
 
@@ -74,12 +74,15 @@ pub(crate) struct Arguments {
     /// The guest's memory; 2G unless told, 3G with MinIO
     #[arg(long)]
     pub(super) memory: Option<String>,
-    /// The guest's processors; two unless told, one with MinIO, which stops to answer on two of User-Mode Linux
+    /// The guest's processors; two unless told, one with MinIO in User-Mode Linux, where it stops to answer on two
     #[arg(long)]
     pub(super) cpus: Option<u32>,
     /// MinIO's program
     #[arg(long, hide = true)]
     pub(super) minio: Option<PathBuf>,
+    /// Where MinIO is, if it is outside of the guest
+    #[arg(long, hide = true)]
+    pub(super) store_url: Option<String>,
     /// Already in the guest
     #[arg(long, hide = true)]
     pub(super) inside: bool,
@@ -111,10 +114,15 @@ impl Arguments {
         }
     }
 
+    /// Whether MinIO runs outside of the guest: under an emulator it would answer some requests a second.
+    pub(super) fn has_store_outside(&self) -> bool {
+        self.store == StoreKind::Minio && self.kernel() != "uml"
+    }
+
     pub(super) fn cpus(&self) -> u32 {
-        let usual = match self.store {
-            StoreKind::Directory => 2,
-            StoreKind::Minio => 1,
+        let usual = match self.store == StoreKind::Minio && !self.has_store_outside() {
+            true => 1,
+            false => 2,
         };
         self.cpus.unwrap_or(usual)
     }

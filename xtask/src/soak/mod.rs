@@ -53,12 +53,54 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 fn run_on_host(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let program = server_program::build_unless(arguments.program.as_deref())?;
     let mut guest = guest(arguments, &program)?;
-    println!("$ {}", process::command_line(&guest));
-    let code = guest
-        .status()?
-        .code()
-        .and_then(|code| u8::try_from(code).ok());
+    if arguments.has_store_outside() {
+        return run_beside_store(arguments, guest);
+    }
+    start_guest(&mut guest)
+}
+
+fn start_guest(guest: &mut Command) -> Result<ExitCode, Failure> {
+    println!("$ {}", process::command_line(guest));
+    let code = guest.status()?.code();
+    let code = code.and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Starts the guest beside MinIO, which is killed and suspended for as long as the disks are in use.
+fn run_beside_store(arguments: &Arguments, mut guest: Command) -> Result<ExitCode, Failure> {
+    let dir = workspace::target().join("soak-store");
+    if dir.exists() {
+        std::fs::remove_dir_all(&dir)?;
+    }
+    std::fs::create_dir_all(&dir)?;
+    let store = ObjectStore::start(&minio::build()?, &dir)?;
+    guest.args(["--store-url", &store.url_in_guest()?]);
+    let world = World::new();
+    let activity = world.register_thread("MinIO".to_owned());
+    let code = std::thread::scope(|threads| {
+        if !arguments.no_faults {
+            threads.spawn(|| store.disturb(&world, &activity, arguments.time(), arguments.seed));
+            threads.spawn(|| {
+                // The guest has not begun so soon, so that the store is there when all is read at the end.
+                world.sleep(arguments.time());
+                world.stop();
+            });
+        }
+        let code = start_guest(&mut guest);
+        world.stop();
+        code
+    })?;
+    drop(store);
+    if !arguments.no_faults {
+        world.judge_store();
+    }
+    if code == ExitCode::SUCCESS {
+        std::fs::remove_dir_all(&dir)?;
+    }
+    match world.failures().first() {
+        Some(first) if code == ExitCode::SUCCESS => Err(format!("soak: {first}").into()),
+        _ => Ok(code),
+    }
 }
 
 /// The command that runs the soak in its guest.
@@ -74,11 +116,11 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
     guest.args(["vm", "--kernel", kernel, "--memory", arguments.memory()]);
     guest.args(["--cpus", &arguments.cpus().to_string()]);
     guest.args(["--deadline", &deadline.as_secs().to_string()]);
-    guest.args([
-        "--scratch",
-        &(arguments.bound_mib() + 2048).to_string(),
-        "--",
-    ]);
+    guest.args(["--scratch", &(arguments.bound_mib() + 2048).to_string()]);
+    if arguments.has_store_outside() {
+        guest.arg("--network");
+    }
+    guest.arg("--");
     guest
         .arg(&myself)
         .args(["soak", "--inside", "--kernel", kernel]);
@@ -94,9 +136,15 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
     ] {
         guest.args([name, &value]);
     }
-    if arguments.store == StoreKind::Minio {
-        guest.args(["--store", "minio", "--minio"]);
-        guest.arg(minio::build()?);
+    match arguments.store {
+        StoreKind::Directory => {}
+        StoreKind::Minio if arguments.has_store_outside() => {
+            guest.args(["--store", "minio"]);
+        }
+        StoreKind::Minio => {
+            guest.args(["--store", "minio", "--minio"]);
+            guest.arg(minio::build()?);
+        }
     }
     if let Some(canary) = &arguments.canary {
         guest.args(["--canary", canary]);
@@ -160,6 +208,7 @@ fn run_in_dir(arguments: &Arguments, program: PathBuf, dir: &Path) -> Result<(),
     let mut setup = Setup {
         program,
         dir: dir.to_owned(),
+        store_url: arguments.store_url.clone(),
         store: None,
         over_nbd: arguments.nbd,
         faults: if arguments.scale.is_empty() {
@@ -174,9 +223,11 @@ fn run_in_dir(arguments: &Arguments, program: PathBuf, dir: &Path) -> Result<(),
     };
     setup.remove_everything();
     std::fs::create_dir_all(dir)?;
-    if arguments.store == StoreKind::Minio {
+    if arguments.store == StoreKind::Minio && setup.store_url.is_none() {
         let program = arguments.minio.as_ref().ok_or("no --minio")?;
-        setup.store = Some(Arc::new(ObjectStore::start(program, dir)?));
+        let store = ObjectStore::start(program, dir)?;
+        setup.store_url = Some(store.url());
+        setup.store = Some(Arc::new(store));
     }
     if !arguments.scale.is_empty() {
         return scale::run(

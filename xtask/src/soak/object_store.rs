@@ -4,14 +4,15 @@
 //! seconds each time, and runs again when the soak's requests end: what is read at the end is read from
 //! a store that answers.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use s3_testbed::{Minio, MinioConfig};
+use s3_testbed::{Minio, MinioConfig, url_at};
 
 use super::world::{Tally, ThreadActivity, World, lock};
-use crate::{Failure, minio};
+use crate::{Failure, minio, vm};
 
 /// The shortest and the longest time that MinIO is away.
 const AWAY_MIN: Duration = Duration::from_millis(500);
@@ -21,7 +22,7 @@ const AWAY_MAX: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(super) struct ObjectStore {
     minio: Mutex<Minio>,
-    url: String,
+    address: SocketAddr,
 }
 
 impl ObjectStore {
@@ -35,13 +36,19 @@ impl ObjectStore {
             environment: Vec::new(),
         })?;
         Ok(ObjectStore {
-            url: minio.url(),
+            address: minio.address,
             minio: Mutex::new(minio),
         })
     }
 
-    pub(super) fn url(&self) -> &str {
-        &self.url
+    pub(super) fn url(&self) -> String {
+        url_at(self.address)
+    }
+
+    /// The same for a server in a guest, of which this process is outside.
+    pub(super) fn url_in_guest(&self) -> Result<String, Failure> {
+        let host: Ipv4Addr = vm::HOST.parse()?;
+        Ok(url_at((host, self.address.port()).into()))
     }
 
     /// Kills it and suspends it by turns until the soak ends.

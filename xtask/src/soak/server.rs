@@ -41,6 +41,8 @@ pub(super) struct Setup {
     /// Store and cache are below it.
     pub(super) dir: PathBuf,
     /// The store, where it is none of the directories.
+    pub(super) store_url: Option<String>,
+    /// The same, where it is this process that starts it.
     pub(super) store: Option<Arc<ObjectStore>>,
     /// The store faults to inject; none if empty.
     pub(super) faults: String,
@@ -112,9 +114,9 @@ impl Setup {
         command.args(["serve", "--api", API, "--api-tokens"]);
         command.arg(tokens());
         command.args(["--rpo", &format!("{}s", self.rpo_seconds)]);
-        match &self.store {
-            Some(store) => {
-                command.args(["--store", store.url()]);
+        match &self.store_url {
+            Some(url) => {
+                command.args(["--store", url]);
                 command.env("AWS_ACCESS_KEY_ID", minio::ACCESS_KEY);
                 command.env("AWS_SECRET_ACCESS_KEY", minio::SECRET_KEY);
             }

@@ -11,6 +11,9 @@ use super::host_files;
 /// Where the scratch disk is mounted in the guest.
 const SCRATCH: &str = "/run/firn-scratch";
 
+/// Where a guest with a network finds the loopback addresses of this machine.
+pub(crate) const HOST: &str = "10.0.2.2";
+
 /// The name of the port through which the command's output leaves the guest.
 pub(super) const PORT: &str = "firn.output";
 
@@ -21,6 +24,8 @@ pub(super) enum Lane<'a> {
     Packaged {
         /// Whether its clock counts instructions: then it leaps where all processors wait.
         icount: bool,
+        /// Whether it has a network card.
+        network: bool,
     },
     /// User-Mode Linux: no modules, and the script is the first process.
     UserMode {
@@ -41,6 +46,9 @@ hung=/proc/sys/kernel/hung_task_timeout_secs
 [ ! -e $hung ] || echo {HUNG_TASK_S} > $hung || unready $hung
 # A complaint's trace is said in a lower voice than the complaint.
 echo 7 > /proc/sys/kernel/printk || unready printk"#;
+
+/// Sets up the network of the emulator, on which this machine is 10.0.2.2.
+const NETWORK: &str = "modprobe virtio_net && ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 || unready the network\n";
 
 /// Seconds after which the kernel complains of a task that waits and cannot be interrupted. Its own
 /// two minutes are longer than most tests, which then end before it says anything.
@@ -95,16 +103,21 @@ pub(super) fn script(lane: Lane, task: &Task) -> String {
     let path = shell_quote(&format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"));
     let directory = shell_quote(&directory.display().to_string());
     let (before, host_files, after) = match lane {
-        Lane::Packaged { icount } => {
+        Lane::Packaged { icount, network } => {
             let hung = if icount {
                 HUNG_TASK_ICOUNT_S
             } else {
                 HUNG_TASK_S
             };
             let before = PACKAGED.replace("{PORT}", PORT);
+            let mut files =
+                host_files::script(&needed.iter().map(quoted).collect::<String>()) + "\n";
+            if network {
+                files += NETWORK;
+            }
             (
                 before.replace("{HUNG_TASK_S}", &hung.to_string()),
-                host_files::script(&needed.iter().map(quoted).collect::<String>()) + "\n",
+                files,
                 String::new(),
             )
         }
@@ -158,8 +171,11 @@ mod tests {
         let command = ["sh", "-c", "echo 'BUG: planted' > /dev/kmsg; exit 3"];
         let command = command.map(str::to_owned);
         let busybox = Path::new("/tools/busybox");
-        let icount = false;
-        for lane in [Lane::Packaged { icount }, Lane::UserMode { busybox }] {
+        let (icount, network) = (false, true);
+        for lane in [
+            Lane::Packaged { icount, network },
+            Lane::UserMode { busybox },
+        ] {
             let task = Task {
                 command: &command,
                 directory: Path::new("/it's/here"),

@@ -51,6 +51,8 @@ pub(super) struct Job<'a> {
     pub(super) scratch_bytes: u64,
     pub(super) no_journal: bool,
     pub(super) icount: bool,
+    /// Whether the guest finds this machine at [`guest::HOST`].
+    pub(super) network: bool,
     /// Whether KVM is to run it.
     pub(super) hardware: bool,
     pub(super) console: bool,
@@ -167,7 +169,10 @@ fn start(cache: &Path, folder: &Path, job: &Job) -> Result<Command, Failure> {
         Machine::Packaged(image) => {
             image.module_loader(&modprobe)?;
             tools.push(&image.bin);
-            Lane::Packaged { icount: job.icount }
+            Lane::Packaged {
+                icount: job.icount,
+                network: job.network,
+            }
         }
         Machine::UserMode { busybox, .. } => {
             // All that commands load is built in.
@@ -260,6 +265,10 @@ fn emulator(folder: &Path, job: &Job, image: &Image, script: &Path, disk: &Path)
     command.args(["-device", "virtio-serial-pci", "-device"]);
     command.arg(format!("virtserialport,chardev=firn,name={}", guest::PORT));
     command.args(host_files::emulator_arguments());
+    if job.network {
+        command.args(["-netdev", "user,id=firn-net,net=10.0.2.0/24"]);
+        command.args(["-device", "virtio-net-pci,netdev=firn-net"]);
+    }
     if job.icount {
         // The emulator then runs its processors on one thread by itself.
         command.args(["-icount", "shift=0,sleep=off"]);
