@@ -77,6 +77,8 @@ pub(crate) struct ApiSettings {
 /// What a control plane is told.
 #[derive(Clone, Debug)]
 pub(crate) struct ControlSettings {
+    /// What is older is uploaded.
+    pub(crate) rpo: Duration,
     /// Requests that take as long as this are logged.
     pub(crate) slow_request: Duration,
     /// How long a deleted volume is kept in the trash; zero: not at all.
@@ -120,6 +122,31 @@ pub(crate) struct Settings {
 
 fn time_or(given: Option<TimeSpan>, default: Duration) -> Duration {
     given.map_or(default, |time| time.0)
+}
+
+/// Whether a server can keep this recovery point.
+pub(crate) fn check_rpo(rpo: Duration) -> Result<()> {
+    match rpo.is_zero() {
+        true => Err(Failure::invalid(
+            "--rpo must be more than nothing; write for example 30s",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Whether a server can keep these schedules side by side.
+pub(crate) fn check_schedules(schedules: &[SnapshotSchedule]) -> Result<()> {
+    for (at, schedule) in schedules.iter().enumerate() {
+        let is_same = |other: &SnapshotSchedule| {
+            other.volume == schedule.volume && other.every == schedule.every
+        };
+        if schedules[..at].iter().any(is_same) {
+            return Err(Failure::invalid(format!(
+                "--snapshot-schedule {schedule}: there is another one of the same volume and time"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Lists are not merged: that of the flags counts, if there is one.
@@ -194,6 +221,7 @@ impl Settings {
     /// What its control plane is told.
     pub(crate) fn control(&self) -> ControlSettings {
         ControlSettings {
+            rpo: self.rpo,
             slow_request: self.slow_request,
             trash_keep: self.trash_keep,
             snapshot_schedules: self.snapshot_schedules.clone(),
@@ -238,28 +266,14 @@ impl Settings {
                 )));
             }
         }
-        for (at, schedule) in self.snapshot_schedules.iter().enumerate() {
-            let is_same = |other: &SnapshotSchedule| {
-                other.volume == schedule.volume && other.every == schedule.every
-            };
-            if self.snapshot_schedules[..at].iter().any(is_same) {
-                return Err(Failure::invalid(format!(
-                    "--snapshot-schedule {schedule}: there is another one of the same volume and time"
-                )));
-            }
-        }
+        check_schedules(&self.snapshot_schedules)?;
         self.check_log()?;
         if !self.new_cache_bytes().is_multiple_of(FILE_UNIT) {
             return Err(Failure::invalid(
                 "--cache-size must be a multiple of 4096 bytes",
             ));
         }
-        if self.rpo.is_zero() {
-            return Err(Failure::invalid(
-                "--rpo must be more than nothing; write for example 30s",
-            ));
-        }
-        Ok(())
+        check_rpo(self.rpo)
     }
 
     fn check_log(&self) -> Result<()> {

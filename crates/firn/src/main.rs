@@ -105,7 +105,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Top(args) => cli::top(&cli.api, cli.json, &args),
         Command::Bench(args) => cli::bench(&cli.api, cli.json, &args),
         Command::Upgrade(args) => cli::upgrade(&cli.api, cli.json, &args),
-        Command::Config(args) => cli::config(&cli.api.api, cli.json, *args),
+        Command::Config(args) => cli::config(&cli.api, cli.json, *args),
         Command::Support(args) => cli::support(&cli.api, &args),
         Command::Completions { shell } => cli::completions(shell),
         Command::Man { dir } => cli::write_man_pages(&dir),

@@ -4,6 +4,7 @@
 //! Sizes are in bytes, ages in seconds.
 
 mod diff;
+mod settings;
 mod space;
 mod trash;
 mod volume;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::Role;
 
 pub(crate) use diff::{Diff, DiffKind, DiffRange, DiffSide};
+pub(crate) use settings::{ChangeSettings, ChangeableSettings};
 pub(crate) use trash::{RestoreTrashed, TrashList, TrashedVolume};
 pub(crate) use volume::{
     DataMode, DiskInfo, DroppedOption, Health, HealthLevel, NbdInfo, RequestCounts, Transport,

@@ -56,7 +56,9 @@ pub(crate) struct Parts {
 
 /// What all parts of the engine share.
 pub(crate) struct Engine {
+    /// As it was started; what may change since then is beside it.
     pub(crate) options: Options,
+    rpo_ns: AtomicU64,
     pub(crate) layout: Layout,
     pub(crate) host: HostId,
     pub(crate) label: String,
@@ -189,8 +191,21 @@ impl Engine {
             collector: CollectorState::default(),
             due_snapshots: DueSnapshots::default(),
             compaction: CompactionState::default(),
+            rpo_ns: AtomicU64::new(options.rpo_ns),
             options,
         }
+    }
+
+    /// Everything older than this is uploaded.
+    pub(crate) fn rpo_ns(&self) -> u64 {
+        self.rpo_ns.load(Ordering::Relaxed)
+    }
+
+    /// Has the bookkeeping keep another recovery point from its next turn on.
+    pub(crate) fn set_rpo_ns(&self, rpo_ns: u64) {
+        // Nothing else goes with it: whoever reads the old one is early or late once.
+        self.rpo_ns.store(rpo_ns, Ordering::Relaxed);
+        self.host_log.wake();
     }
 
     /// The host's one committer; false if it has one.

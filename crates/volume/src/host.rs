@@ -191,6 +191,14 @@ impl Host {
         self.tick(now);
     }
 
+    /// Uploads what is older than `rpo_ns` from now on, and not what is older than the options say. `false` while
+    /// the host is still recovered, and has kept nothing of it.
+    #[must_use]
+    pub fn set_rpo(&self, rpo_ns: u64) -> bool {
+        let engine = self.engine.get();
+        engine.map(|engine| engine.set_rpo_ns(rpo_ns)).is_some()
+    }
+
     /// When [`Host::tick`] is worth calling next, on the monotonic clock.
     pub fn next_tick_ns(&self) -> u64 {
         let timer = self.jobs.next_timer_ns().unwrap_or(u64::MAX);

@@ -45,7 +45,7 @@ pub struct Options {
     pub gc_interval_ns: u64,
     /// Whether and how packs with much garbage, and scattered ranges, are written anew.
     pub compact: CompactOptions,
-    /// Everything older than this is uploaded.
+    /// Everything older than this is uploaded, until [`crate::Host::set_rpo`] says otherwise.
     pub rpo_ns: u64,
     /// A frame is written at least this often while there is something to put in it.
     pub frame_interval_ns: u64,

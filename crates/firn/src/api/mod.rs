@@ -19,6 +19,7 @@ mod problem;
 pub(crate) mod serving;
 mod session;
 pub(crate) mod sessions;
+mod settings;
 mod trash;
 mod upgrade;
 
@@ -68,6 +69,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .merge(points::routes())
         .merge(trash::routes())
         .merge(upgrade::routes())
+        .merge(settings::routes())
         .route("/v1/activity", get(activity))
         .route("/v1/gc", get(gc_state).post(collect_garbage))
         .route("/v1/gc/forget", post(forget_volume))

@@ -180,6 +180,15 @@ impl Client {
         parse(&self.send(Method::POST, path, Some(body))?)
     }
 
+    pub(crate) fn patch<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
+        let body = serde_json::to_vec(body).expect("the API's own types always serialize");
+        parse(&self.send(Method::PATCH, path, Some(body))?)
+    }
+
     /// A request whose answer has no body.
     pub(crate) fn post_no_content(&self, path: &str, body: &impl Serialize) -> Result<()> {
         let body = serde_json::to_vec(body).expect("the API's own types always serialize");

@@ -9,15 +9,22 @@ use std::path::Path;
 use clap::{Args, Command};
 use serde_json::{Map, Value};
 
-use super::args::{ConfigArgs, ConfigCommand, ServeArgs};
-use super::output;
+use super::args::{ApiArgs, ConfigArgs, ConfigCommand, ServeArgs};
+use super::{output, running_settings};
 use crate::config::{self, Settings};
 use crate::failure::{Failure, Result};
 
-pub(crate) fn config(api: &[String], json: bool, args: ConfigArgs) -> Result<()> {
-    if let Some(ConfigCommand::Check { file }) = args.command {
-        return check(api, json, &file);
+pub(crate) fn config(api: &ApiArgs, json: bool, args: ConfigArgs) -> Result<()> {
+    match args.command {
+        Some(ConfigCommand::Check { file }) => return check(&api.api, json, &file),
+        Some(ConfigCommand::Get) => return running_settings::get(api, json),
+        Some(ConfigCommand::Set { settings }) => {
+            let all = settings_with_help().into_iter().map(|(name, _)| name);
+            return running_settings::set(api, json, &settings, &all.collect::<Vec<_>>());
+        }
+        None => {}
     }
+    let api = &api.api[..];
     let flags = args.serve;
     let file = match &flags.config {
         Some(path) => config::read_file(path).map_err(Failure::into_usage)?,

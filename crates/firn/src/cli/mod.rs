@@ -19,6 +19,7 @@ mod move_volume;
 pub(crate) mod output;
 mod rebuild;
 mod rescue;
+mod running_settings;
 mod similar_name;
 mod snapshot;
 mod store_check;

@@ -19,6 +19,7 @@ pub(crate) mod opening;
 mod points;
 mod rescue;
 mod schedules;
+mod settings;
 mod start_history;
 pub(crate) mod start_record;
 mod trash;
@@ -38,6 +39,7 @@ use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 use crate::config::ControlSettings;
 use crate::control_plane::adoption::PendingConnections;
 use crate::control_plane::schedules::Schedules;
+use crate::control_plane::settings::SettingsInForce;
 use crate::control_plane::start_record::StartRecord;
 use crate::control_plane::upgrades::Upgrades;
 use crate::control_plane::volume_locks::VolumeLocks;
@@ -101,8 +103,7 @@ pub(crate) struct ControlPlane {
     boot_sets: BootSets,
     /// How long the requests of open volumes take.
     pub(crate) latencies: LatencyRegistry,
-    /// How long a deleted volume is kept.
-    trash_keep: Duration,
+    settings: SettingsInForce,
     pub(crate) schedules: Schedules,
 }
 
@@ -144,8 +145,8 @@ impl ControlPlane {
             upgrades: Upgrades::default(),
             boot_sets: BootSets::new(&engine.files().path),
             latencies: LatencyRegistry::new(settings.slow_request),
-            trash_keep: settings.trash_keep,
-            schedules: Schedules::new(settings.snapshot_schedules),
+            schedules: Schedules::default(),
+            settings: SettingsInForce::new(settings),
         })
     }
 

@@ -36,7 +36,6 @@ type Key = (String, String);
 /// The schedules of a server, and how far they are.
 #[derive(Debug, Default)]
 pub(crate) struct Schedules {
-    list: Vec<SnapshotSchedule>,
     progress: Mutex<BTreeMap<Key, Progress>>,
     taken: AtomicU64,
     removed: AtomicU64,
@@ -72,13 +71,6 @@ pub(crate) struct ScheduleCounts {
 }
 
 impl Schedules {
-    pub(super) fn new(list: Vec<SnapshotSchedule>) -> Schedules {
-        Schedules {
-            list,
-            ..Schedules::default()
-        }
-    }
-
     fn progress(&self) -> MutexGuard<'_, BTreeMap<Key, Progress>> {
         // Each critical section is one call on the map, so a panic cannot leave it half changed.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
@@ -168,9 +160,6 @@ fn snapshot_name(schedule: &str, at_ms: u64) -> String {
 impl ControlPlane {
     /// Takes and removes snapshots by schedule for as long as it is polled.
     pub(crate) async fn keep_schedules(&self) {
-        if self.schedules.list.is_empty() {
-            return;
-        }
         loop {
             self.run_schedules().await;
             tokio::time::sleep(LOOK_INTERVAL).await;
@@ -178,16 +167,24 @@ impl ControlPlane {
     }
 
     async fn run_schedules(&self) {
+        let schedules = self.settings.snapshot_schedules();
+        if schedules.is_empty() {
+            self.schedules.progress().clear();
+            return;
+        }
         let open = self.volumes.all();
         let is_open = |id: &str| open.iter().any(|one| one.info.id.to_string() == id);
         // One that comes back may have been elsewhere meanwhile.
-        self.schedules.progress().retain(|(id, _), _| is_open(id));
+        let is_wanted = |name: &str| schedules.iter().any(|one| one.name() == name);
+        self.schedules
+            .progress()
+            .retain(|(id, schedule), _| is_open(id) && is_wanted(schedule));
         let mut pairs = Vec::new();
         for volume in open {
             if attach::is_snapshot(&volume.info.name) {
                 continue;
             }
-            for schedule in &self.schedules.list {
+            for schedule in &schedules {
                 if schedule.is_of(&volume.info.name) {
                     pairs.push((Arc::clone(&volume), schedule.clone()));
                 }

@@ -24,7 +24,7 @@ impl ControlPlane {
                 return Err(failure);
             }
         }
-        let keep = self.trash_keep;
+        let keep = self.settings.trash_keep();
         let deleted = match now || keep == Duration::ZERO {
             true => self.host.delete_volume(name),
             false => {

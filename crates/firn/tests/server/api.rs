@@ -358,6 +358,7 @@ fn the_api_is_what_its_own_description_says() {
                     Some((JSON, r#"{"volume_id":"000102030405060708090a0b0c0d0e0f"}"#))
                 }
                 Some(true) if path == "/v1/session" => Some((JSON, session.as_str())),
+                Some(true) if path == "/v1/settings" => Some((JSON, r#"{"rpo":"20s"}"#)),
                 Some(true) => Some((JSON, r#"{"name":"made","size_bytes":8388608}"#)),
                 _ => None,
             };
@@ -387,7 +388,7 @@ fn the_api_is_what_its_own_description_says() {
         }
     }
     assert_eq!(
-        seen, 32,
+        seen, 34,
         "every operation but the deletions and the upgrade was tried"
     );
     let problem = send(&server, "GET", "/v1/volumes/none", None).json();

@@ -33,6 +33,7 @@ mod rescue_log;
 mod resumed_imports;
 mod schedules;
 mod serve;
+mod settings;
 mod small_machines;
 mod snapshot_groups;
 mod store_check;

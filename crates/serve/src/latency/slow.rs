@@ -36,9 +36,13 @@ pub struct SlowRequest {
 /// The slow requests of a server.
 #[derive(Debug)]
 pub struct SlowRequests {
-    threshold_ns: u64,
+    threshold_ns: AtomicU64,
     kept: SmallLock<Vec<SlowRequest>>,
     omitted: AtomicU64,
+}
+
+fn as_ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Default for SlowRequests {
@@ -52,14 +56,19 @@ impl SlowRequests {
     /// Keeps requests that take at least `threshold`.
     pub fn new(threshold: Duration) -> SlowRequests {
         SlowRequests {
-            threshold_ns: u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX),
+            threshold_ns: AtomicU64::new(as_ns(threshold)),
             kept: SmallLock::new("slow requests", Vec::new()),
             omitted: AtomicU64::new(0),
         }
     }
 
+    /// Keeps requests that take at least `threshold` from now on.
+    pub fn set_threshold(&self, threshold: Duration) {
+        self.threshold_ns.store(as_ns(threshold), Ordering::Relaxed);
+    }
+
     pub(super) fn threshold_ns(&self) -> u64 {
-        self.threshold_ns
+        self.threshold_ns.load(Ordering::Relaxed)
     }
 
     #[cold]

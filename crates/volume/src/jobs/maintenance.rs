@@ -47,7 +47,7 @@ pub(crate) fn next_ns(engine: &Engine, state: &Mutex<Maintenance>) -> u64 {
 
 /// Says once that a volume's recovery point is missed, and by how much it was when it holds again.
 fn observe_recovery_point(engine: &Engine, tail: &Tail, age_ns: u64) {
-    let rpo_ns = engine.options.rpo_ns;
+    let rpo_ns = engine.rpo_ns();
     let (volume, rpo_ms) = (tail.name(), rpo_ns / 1_000_000);
     match tail.upload.recovery_point.observe(age_ns, rpo_ns) {
         Change::None => {}
@@ -106,10 +106,7 @@ impl TailView {
 fn request_slices(engine: &Engine, tail: &Tail, look: &TailView, now: Now, crowded: bool) -> bool {
     let age_ns = |at: Option<u64>| at.map_or(0, |at| now.mono_ns.saturating_sub(at));
     observe_recovery_point(engine, tail, age_ns(look.oldest_unstored));
-    let begin_at_ns = tail
-        .upload
-        .recovery_point
-        .begin_at_ns(engine.options.rpo_ns);
+    let begin_at_ns = tail.upload.recovery_point.begin_at_ns(engine.rpo_ns());
     let is_due = look.oldest_uncut.is_some() && age_ns(look.oldest_uncut) >= begin_at_ns;
     if is_due {
         tail.upload.request(look.newest);

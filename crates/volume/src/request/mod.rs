@@ -141,7 +141,7 @@ impl Volume {
             stored,
             overdue_ms: stored
                 .age_ms
-                .saturating_sub(self.engine.options.rpo_ns / 1_000_000),
+                .saturating_sub(self.engine.rpo_ns() / 1_000_000),
         }
     }
 

@@ -27,7 +27,8 @@ pub(crate) struct TopArgs {
     after_help = "Examples:\n  \
     firn config > firn.toml              the defaults, each explained and commented out\n  \
     firn config --config firn.toml       what a server with this file would use\n  \
-    firn config check firn.toml          whether a server would take this file"
+    firn config check firn.toml          whether a server would take this file\n  \
+    firn config set rpo=10s              a server that runs keeps to it, until it ends"
 )]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
@@ -42,6 +43,20 @@ pub(crate) enum ConfigCommand {
     Check {
         /// The file.
         file: PathBuf,
+    },
+    /// Print the settings of the server that runs, as far as they may change while it does.
+    Get,
+    /// Change settings of the server that runs, until it ends: what it starts with is in its configuration.
+    #[command(after_help = "Examples:\n  \
+        firn config set rpo=10s slow-request=250ms\n  \
+        firn config set snapshot-schedule=demo=1h,keep=24 snapshot-schedule=demo=24h,keep=7\n  \
+        firn config set snapshot-schedule=        none; snapshots that were taken stay\n\n\
+        An upgrade (`firn upgrade`) starts with the configuration, too: write there what is to stay.")]
+    Set {
+        /// rpo, slow-request, trash-keep (times), or snapshot-schedule, which may be given several times and
+        /// replaces all that there are.
+        #[arg(required = true, value_name = "NAME=VALUE")]
+        settings: Vec<String>,
     },
 }
 

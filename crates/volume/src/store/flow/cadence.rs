@@ -68,7 +68,7 @@ fn ready_due_ns(engine: &Engine, tail: &Tail) -> Option<u64> {
     if is_poisoned || upload.is_waited_for(tail.stored_lsn()) {
         return Some(0);
     }
-    let rpo_ns = engine.options.rpo_ns;
+    let rpo_ns = engine.rpo_ns();
     // The other half of the lead time is for the record.
     let lead_ns = rpo_ns - upload.recovery_point.begin_at_ns(rpo_ns);
     Some(first.cut_ns + lead_ns / 2)

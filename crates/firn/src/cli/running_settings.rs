@@ -1,0 +1,133 @@
+//! `firn config get` and `set`: the settings that a server keeps to while it runs, as far as they may change.
+//!
+//! Names are those of the flags, and lines those of a file for `--config`. What a value may be is for the
+//! server to say.
+
+use serde_json::Value;
+
+use super::args::ApiArgs;
+use super::client::Client;
+use super::output;
+use super::similar_name::most_similar;
+use crate::failure::{Failure, FailureCode, Result};
+use crate::model::{ChangeSettings, ChangeableSettings};
+use crate::units::TimeSpan;
+
+const PATH: &str = "/v1/settings";
+
+/// The names of what may change.
+const NAMES: [&str; 4] = ["rpo", "slow-request", "snapshot-schedule", "trash-keep"];
+
+pub(super) fn get(api: &ApiArgs, json: bool) -> Result<()> {
+    print(json, &Client::new(api)?.get(PATH)?)
+}
+
+/// `given` is NAME=VALUE, `all` the names of all settings.
+pub(super) fn set(api: &ApiArgs, json: bool, given: &[String], all: &[String]) -> Result<()> {
+    let change = parse(given, all)?;
+    print(json, &Client::new(api)?.patch(PATH, &change)?)
+}
+
+fn print(json: bool, settings: &ChangeableSettings) -> Result<()> {
+    if json {
+        return output::json(settings);
+    }
+    let schedules = Value::from(settings.snapshot_schedule.clone());
+    output::line(&format!(
+        "rpo = \"{}\"\nslow-request = \"{}\"\nsnapshot-schedule = {schedules}\ntrash-keep = \"{}\"",
+        settings.rpo, settings.slow_request, settings.trash_keep
+    ))
+}
+
+fn parse(given: &[String], all: &[String]) -> Result<ChangeSettings> {
+    let mut change = ChangeSettings::default();
+    for text in given {
+        let (name, value) = text.split_once('=').ok_or_else(|| {
+            usage(format!(
+                "{text:?} is no setting; write NAME=VALUE, as in rpo=10s"
+            ))
+        })?;
+        let slot = match name {
+            "rpo" => &mut change.rpo,
+            "slow-request" => &mut change.slow_request,
+            "trash-keep" => &mut change.trash_keep,
+            "snapshot-schedule" => {
+                let schedules = change.snapshot_schedule.get_or_insert_default();
+                // Nothing behind the sign: none.
+                schedules.extend((!value.is_empty()).then(|| value.to_owned()));
+                continue;
+            }
+            _ => return Err(unknown(name, all)),
+        };
+        let time: TimeSpan = value
+            .parse()
+            .map_err(|why| usage(format!("{name}: {why}")))?;
+        if slot.replace(time).is_some() {
+            return Err(usage(format!("{name} is given twice")));
+        }
+    }
+    Ok(change)
+}
+
+fn unknown(name: &str, all: &[String]) -> Failure {
+    if all.iter().any(|other| other == name) {
+        return usage(format!(
+            "{name} cannot change while the server runs; change its configuration and restart it, or \
+             `firn upgrade`. What can: {}",
+            NAMES.join(", ")
+        ));
+    }
+    let meant = most_similar(name, all);
+    let meant = meant.map_or_else(String::new, |other| format!("; did you mean {other}?"));
+    usage(format!(
+        "there is no setting {name}{meant} What can change while the server runs: {}",
+        NAMES.join(", ")
+    ))
+}
+
+fn usage(detail: String) -> Failure {
+    Failure::new(FailureCode::Usage, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(given: &[&str]) -> std::result::Result<ChangeSettings, String> {
+        let given: Vec<String> = given.iter().map(|&text| text.to_owned()).collect();
+        let all = ["rpo", "store", "slow-request"].map(str::to_owned);
+        parse(&given, &all).map_err(|failure| failure.detail)
+    }
+
+    #[test]
+    fn settings_are_given_by_name_and_schedules_several_times_or_none() {
+        let change = parsed(&[
+            "rpo=10s",
+            "snapshot-schedule=a=1h,keep=2",
+            "snapshot-schedule=*=24h,keep=7",
+        ]);
+        let change = change.unwrap();
+        assert_eq!(change.rpo.unwrap().to_string(), "10s");
+        assert_eq!(
+            change.snapshot_schedule.unwrap(),
+            ["a=1h,keep=2", "*=24h,keep=7"]
+        );
+        assert_eq!(change.trash_keep, None);
+        let none = parsed(&["snapshot-schedule="]).unwrap();
+        assert_eq!(none.snapshot_schedule, Some(Vec::new()));
+    }
+
+    #[test]
+    fn what_cannot_be_set_is_refused_with_what_can() {
+        for (given, words) in [
+            (&["rpo"][..], "NAME=VALUE"),
+            (&["rpo=soon"], "write one like 30s"),
+            (&["rpo=1s", "rpo=2s"], "twice"),
+            (&["store=/x"], "restart it"),
+            (&["slow-requests=1s"], "did you mean slow-request?"),
+        ] {
+            let error = parsed(given).unwrap_err();
+            assert!(error.contains(words), "{given:?}: {error}");
+        }
+    }
+}

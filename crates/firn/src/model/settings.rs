@@ -1,0 +1,31 @@
+//! The documents of the settings that may change while a server runs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::TimeSpan;
+
+/// Answer to `GET /v1/settings`: what the server keeps to now. Each is explained by the flag of `firn serve`
+/// that has its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ChangeableSettings {
+    pub(crate) rpo: TimeSpan,
+    pub(crate) slow_request: TimeSpan,
+    /// Like `demo=1h,keep=24`.
+    pub(crate) snapshot_schedule: Vec<String>,
+    pub(crate) trash_keep: TimeSpan,
+}
+
+/// Body of `PATCH /v1/settings`: what is left out stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChangeSettings {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rpo: Option<TimeSpan>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) slow_request: Option<TimeSpan>,
+    /// All of them: one that is not here ends. The snapshots that it took stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) snapshot_schedule: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) trash_keep: Option<TimeSpan>,
+}
