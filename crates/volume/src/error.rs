@@ -242,8 +242,9 @@ impl fmt::Display for OpenError {
             ),
             OpenError::TooManyPoints(name, most) => write!(
                 f,
-                "{most} snapshots or forks of volume {name} wait for the store already: try again when one of \
-                 them has ended"
+                "{most} snapshots or forks of volume {name} wait for the store already, and none of them ended while \
+                 this one waited: see in `firn volume show {name}` how far the store is behind, and try again when it \
+                 takes what it is sent"
             ),
             OpenError::Poisoned => f.write_str(
                 "a sync of the log failed: writes are refused, reads go on; what was flushed is \

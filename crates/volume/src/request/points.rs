@@ -21,6 +21,8 @@ pub(crate) struct Points {
     is_fold_next: bool,
     /// In the order in which they were taken. The point of each is held.
     kept: Vec<KeptSnapshot>,
+    /// How many were released.
+    ended: u64,
 }
 
 /// A snapshot that is in the log and has no root in the store yet.
@@ -63,6 +65,11 @@ impl Points {
         self.held.len() >= POINTS_MAX && !canary::active!("points_without_number")
     }
 
+    /// How many were released since the tail was opened: whoever waits for a turn sees that it comes nearer.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended
+    }
+
     /// Whether a fold goes before the next point.
     pub(crate) fn is_fold_next(&self) -> bool {
         self.is_fold_next && !canary::active!("points_starve_folds")
@@ -101,6 +108,7 @@ impl Points {
     pub(crate) fn remove(&mut self, point: Lsn) {
         if let Some(at) = self.held.iter().position(|held| *held == point) {
             self.held.swap_remove(at);
+            self.ended += 1;
         }
     }
 }

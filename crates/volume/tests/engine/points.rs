@@ -76,23 +76,69 @@ fn a_snapshot_ends_with_an_error_while_the_store_takes_nothing_and_writes_go_on(
     snapshots_end_while_the_store_takes_nothing();
 }
 
-/// The store is slow and fails nothing: nobody is sent away who could have waited, and few may wait.
+/// The store is slow and fails nothing: nobody is sent away who could have waited, and few points are held at once.
 fn few_points_wait_at_once() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 2, 4096);
     world.env.hanging_puts = 1;
     let waiting: Vec<Asked> = (0..POINTS_MAX).map(|nth| ask(&mut world, nth)).collect();
     let one_more = ask(&mut world, POINTS_MAX);
-    let refused = world.wait(|_| one_more.try_take()).expect_err("too many");
-    assert_eq!(refused, OpenError::TooManyPoints("demo".into(), POINTS_MAX));
     world.pass(40_000);
+    assert!(waiting.iter().all(|asked| asked.try_take().is_none()));
+    assert_eq!(one_more.try_take(), None, "it waits for its turn");
+    world.write(&volume, 8, 3, 4096);
+    world.answer_hanging_puts();
+    for asked in waiting {
+        world.wait(|_| asked.try_take()).expect("taken");
+    }
+    world.wait(|_| one_more.try_take()).expect("taken");
+    for (snapshot, holds) in [("demo@s7", 0), ("demo@s8", 3)] {
+        let fork = fork(&mut world, snapshot, &snapshot.replace('@', "-")).expect("forked");
+        let found = world.read_fill(&fork, 8, 4096);
+        assert_eq!(found, holds, "{snapshot}: its point is its turn");
+    }
+}
+
+#[test]
+fn whoever_waits_for_a_turn_that_does_not_come_is_told_what_helps() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 2, 4096);
+    world.env.hanging_puts = 1;
+    let waiting: Vec<Asked> = (0..POINTS_MAX).map(|nth| ask(&mut world, nth)).collect();
+    let one_more = ask(&mut world, POINTS_MAX);
+    world.pass(90_000);
+    let refused = one_more.try_take().expect("it ends").expect_err("no turn");
+    assert_eq!(refused, OpenError::TooManyPoints("demo".into(), POINTS_MAX));
+    let said = refused.to_string();
+    assert!(
+        said.contains("firn volume show demo") && said.contains("try again"),
+        "{said}"
+    );
     assert!(waiting.iter().all(|asked| asked.try_take().is_none()));
     world.answer_hanging_puts();
     for asked in waiting {
         world.wait(|_| asked.try_take()).expect("taken");
     }
-    let one_more = ask(&mut world, POINTS_MAX);
-    world.wait(|_| one_more.try_take()).expect("taken");
+}
+
+#[test]
+fn forks_of_a_live_volume_beside_a_snapshot_that_goes_to_the_store_wait_for_their_turn() {
+    let (mut world, volume) = with_volume();
+    world.env.store_ms = 100;
+    world.write(&volume, 0, 2, 4096);
+    let kept = world
+        .host
+        .create_snapshot("demo@kept", Vec::new(), Durability::Log);
+    world.wait(|_| kept.try_take()).expect("the log has it");
+    world.write(&volume, 0, 3, 4096);
+    let forks: Vec<_> = (0..2 * POINTS_MAX)
+        .map(|nth| world.host.fork_volume("demo", &format!("f{nth}")))
+        .collect();
+    for asked in forks {
+        world.wait(|_| asked.try_take()).expect("forked");
+    }
+    let volume = world.open("f15");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 3);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! writers go on.
 //!
 //! Data at a held point keeps its place in the log even if it is overwritten, so a point is never held without
-//! end: a volume has few points at once, and they are released when the store does not take what they wait for.
+//! end: a volume has few points at once, and they are released when the store does not take what they wait for. Who comes
+//! when there are as many as there may be waits for his turn.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -21,6 +22,8 @@ use crate::units::Lsn;
 const LOOKS_MAX: u32 = 15;
 /// The same while writers wait for space in the log.
 const LOOKS_MAX_PRESSED: u32 = 2;
+/// Looks at points of which none ends, though the store does not fail, that end the wait for a turn. Who waits holds nothing.
+const TURN_LOOKS_MAX: u32 = 60;
 
 /// A point that is held until this is dropped.
 #[derive(Debug)]
@@ -33,53 +36,43 @@ pub(super) struct HeldPoint {
 }
 
 impl HeldPoint {
-    /// Takes a point now, or right after a due fold has begun.
+    /// Takes a point now, right after a due fold has begun, or when its turn comes.
     ///
     /// # Errors
-    /// If it is not served, or has too many points already.
-    pub(super) async fn take(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
-        let taken = HeldPoint::take_unless(std::slice::from_ref(tail), Points::is_fold_next);
+    /// If it is not served, or has too many points already and none of them ends.
+    pub(super) async fn take(engine: &Engine, tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
+        let taken = HeldPoint::take_at_once(engine, std::slice::from_ref(tail)).await?;
         // One for each tail.
-        let one = taken.await?.pop();
+        let one = taken.into_iter().next();
         one.ok_or_else(|| OpenError::Busy(tail.name().to_owned()))
     }
 
     /// The same of several volumes at one moment: what a client wrote to one of them after the answer to a write to another
-    /// is in the one point only if that is in the other. Where there are too many, waits for its turn.
-    pub(super) async fn take_together(tails: &[Arc<Tail>]) -> Result<Vec<HeldPoint>, OpenError> {
-        let must_wait = |points: &Points| points.is_fold_next() || points.is_full();
+    /// is in the one point only if that is in the other.
+    pub(super) async fn take_together(
+        engine: &Engine,
+        tails: &[Arc<Tail>],
+    ) -> Result<Vec<HeldPoint>, OpenError> {
         if !canary::active!("group_is_cut_one_by_one") {
-            return HeldPoint::take_unless(tails, must_wait).await;
+            return HeldPoint::take_at_once(engine, tails).await;
         }
         let mut points = Vec::new();
         for tail in tails {
-            points.extend(HeldPoint::take_unless(std::slice::from_ref(tail), must_wait).await?);
+            points.push(HeldPoint::take(engine, tail).await?);
         }
         Ok(points)
     }
 
-    async fn take_unless(
+    async fn take_at_once(
+        engine: &Engine,
         tails: &[Arc<Tail>],
-        must_wait: impl Fn(&Points) -> bool,
     ) -> Result<Vec<HeldPoint>, OpenError> {
-        let waits = |tail: &Tail| {
-            let inner = tail.lock();
-            let waits = inner.status == Status::Live && must_wait(&inner.points);
-            drop(inner);
-            // While the store fails no fold begins, and no point is given up.
-            waits && tail.upload.store_failure().is_none()
-        };
         loop {
             for tail in tails {
-                let turn = || (!waits(tail)).then_some(());
-                tail.upload.changed.wait_until(turn).await;
+                wait_turn(engine, tail).await?;
             }
             // One may have to wait again by now, which is seen before any is taken.
-            let failing = tails
-                .iter()
-                .map(|tail| tail.upload.store_failure().is_some());
-            let failing: Vec<bool> = failing.collect();
-            if let Some(taken) = HeldPoint::take_now(tails, &failing, &must_wait) {
+            if let Some(taken) = HeldPoint::take_now(tails) {
                 return taken;
             }
         }
@@ -95,11 +88,9 @@ impl HeldPoint {
     }
 
     /// Takes the points under the locks of all tails; none, if one of them has to wait.
-    fn take_now(
-        tails: &[Arc<Tail>],
-        failing: &[bool],
-        must_wait: impl Fn(&Points) -> bool,
-    ) -> Option<Result<Vec<HeldPoint>, OpenError>> {
+    fn take_now(tails: &[Arc<Tail>]) -> Option<Result<Vec<HeldPoint>, OpenError>> {
+        let failing = tails.iter().map(|tail| is_failing(tail));
+        let failing: Vec<bool> = failing.collect();
         // Everybody who holds several takes them in this order, so nobody waits for one in a circle.
         let mut order: Vec<usize> = (0..tails.len()).collect();
         order.sort_by_key(|nth| tails[*nth].id());
@@ -110,11 +101,8 @@ impl HeldPoint {
             if inner.status != Status::Live {
                 return Some(Err(OpenError::Busy(name())));
             }
-            if must_wait(&inner.points) && !failing[*nth] {
+            if must_wait(&inner.points, failing[*nth]) {
                 return None;
-            }
-            if inner.points.is_full() {
-                return Some(Err(OpenError::TooManyPoints(name(), POINTS_MAX)));
             }
         }
         for (inner, nth) in locked.iter_mut().zip(&order) {
@@ -160,6 +148,56 @@ impl Drop for HeldPoint {
         // Folds may continue, and slices of later commits.
         self.tail.upload.wake_all();
     }
+}
+
+fn is_failing(tail: &Tail) -> bool {
+    tail.upload.store_failure().is_some()
+}
+
+/// Whether the next point comes later: there are as many as there may be, or a fold goes before it. While the store fails
+/// no fold begins.
+fn must_wait(points: &Points, is_failing: bool) -> bool {
+    points.is_full() || (points.is_fold_next() && !is_failing)
+}
+
+/// Ends when a point may be taken, or the volume is not served any more.
+///
+/// # Errors
+/// If there are too many, and none has ended for long.
+async fn wait_turn(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
+    let is_turn = || {
+        let is_failing = is_failing(tail);
+        let inner = tail.lock();
+        inner.status != Status::Live || !must_wait(&inner.points, is_failing)
+    };
+    let (mut looks, mut ended) = (0, tail.lock().points.ended());
+    while !is_turn() {
+        let mut turn = pin!(tail.upload.changed.wait_until(|| is_turn().then_some(())));
+        let mut look = pin!(engine.port.sleep(engine.options.retry_ns));
+        std::future::poll_fn(|cx| match turn.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => look.as_mut().poll(cx).map(drop),
+        })
+        .await;
+        let (is_full, now) = {
+            let points = &tail.lock().points;
+            (points.is_full(), points.ended())
+        };
+        looks = match is_full && now == ended {
+            true => looks + 1,
+            false => 0,
+        };
+        ended = now;
+        let most = match (is_failing(tail), engine.space.is_pressed()) {
+            (false, _) => TURN_LOOKS_MAX,
+            (true, false) => LOOKS_MAX,
+            (true, true) => LOOKS_MAX_PRESSED,
+        };
+        if looks >= most {
+            return Err(OpenError::TooManyPoints(tail.name().to_owned(), POINTS_MAX));
+        }
+    }
+    Ok(())
 }
 
 /// Bounds the wait for a store that fails.

@@ -44,7 +44,7 @@ pub(super) async fn take(
         check_name_is_free(engine, tail, name).await?;
     }
     let tails: Vec<Arc<Tail>> = members.iter().map(|(tail, _)| Arc::clone(tail)).collect();
-    let points = HeldPoint::take_together(&tails).await?;
+    let points = HeldPoint::take_together(engine, &tails).await?;
     let unix_ms = engine.jobs.now().unix_ms;
     let mut records = Vec::new();
     for ((tail, name), point) in members.iter().zip(&points) {

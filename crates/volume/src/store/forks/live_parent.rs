@@ -25,7 +25,7 @@ pub(super) async fn make_child(
     tail: &Arc<Tail>,
     spec: &ChildSpec,
 ) -> Result<Root, OpenError> {
-    let point = HeldPoint::take(tail).await?;
+    let point = HeldPoint::take(engine, tail).await?;
     let unix_ms = engine.jobs.now().unix_ms;
     if tail.stored_lsn() < point.lsn {
         // Before an upload that may take long.
