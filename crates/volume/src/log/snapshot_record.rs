@@ -55,11 +55,11 @@ impl SnapshotRecord {
             labels,
         })
     }
+}
 
-    /// Bytes that it takes in a frame, about.
-    pub(crate) fn encoded_bytes(&self) -> u64 {
-        let labels = self.labels.iter();
-        let labels: usize = labels.map(|(key, value)| key.len() + value.len() + 4).sum();
-        (64 + self.name.len() + labels) as u64
-    }
+/// Bytes that a snapshot of this name takes in a frame, about.
+pub(crate) fn record_bytes(name: &str, labels: &Labels) -> u64 {
+    let labels = labels.iter();
+    let labels: usize = labels.map(|(key, value)| key.len() + value.len() + 4).sum();
+    (64 + name.len() + labels) as u64
 }

@@ -475,6 +475,41 @@ fn more_than_there_are_places_for_wait_while_the_store_goes_on() {
     assert_eq!(listed.iter().filter(|info| info.is_stored).count(), 21);
 }
 
+/// Each has room when it is asked for, as long as the others have none yet. What there is no room for goes to the store
+/// before its call ends.
+#[test]
+fn snapshots_that_are_taken_at_once_count_each_others_records() {
+    let (mut world, _volume) = with_known_names();
+    let labels: Vec<_> = (0..60)
+        .map(|nth| (format!("{nth:050}"), "x".repeat(50)))
+        .collect();
+    world.env.outage = true;
+    let mut asked: Vec<_> = (0..8)
+        .map(|nth| {
+            let name = format!("demo@n{nth}");
+            world
+                .host
+                .create_snapshot(&name, labels.clone(), Durability::Log)
+        })
+        .collect();
+    world.pass(5000);
+    asked.retain(|asked| {
+        asked
+            .try_take()
+            .map(|taken| taken.expect("in the log"))
+            .is_none()
+    });
+    // Of 6,240 bytes each, of 25,600.
+    assert_eq!(asked.len(), 4, "go to the store");
+    world.env.outage = false;
+    for asked in &asked {
+        done(&mut world, asked);
+    }
+    world.pass(60_000);
+    let listed = snapshot_infos(&mut world, "demo");
+    assert_eq!(listed.iter().filter(|info| info.is_stored).count(), 9);
+}
+
 /// More in an outage than one volume may have: the next is refused, and nothing that was acknowledged is lost.
 #[test]
 fn an_outage_leaves_room_for_few_and_says_so() {

@@ -202,6 +202,39 @@ fn a_group_that_cannot_be_is_refused_and_nothing_is_made() {
     assert_eq!(found(&mut world, "was"), (2, 1));
 }
 
+/// So many labels, each with a key and a value of `bytes`.
+fn labels(count: usize, bytes: usize) -> Vec<(String, String)> {
+    let label = |nth| (format!("{nth:0bytes$}"), "x".repeat(bytes));
+    (0..count).map(label).collect()
+}
+
+/// A 16th of a half of the journal may be records of snapshots: 25,600 bytes of this log.
+#[test]
+fn a_group_for_whose_records_the_journal_has_no_place_is_refused_with_what_helps() {
+    let (mut world, _data, _wal) = two_volumes();
+    world.env.outage = true;
+    let refused = take_with(&mut world, &GROUP, labels(63, 256), Durability::Log);
+    let refused = refused.expect_err("66 KiB").to_string();
+    assert!(
+        refused.contains("fewer labels") && refused.contains("--log-size"),
+        "{refused}"
+    );
+    // Half of the place, and then nearly all that is left; the rest is not enough for the same once more.
+    let others = ["demo@more", "wal@more"];
+    take_with(&mut world, &GROUP, labels(60, 50), Durability::Log).expect("taken");
+    let refused = take_with(&mut world, &others, labels(63, 50), Durability::Log);
+    let refused = refused.expect_err("no room").to_string();
+    assert!(
+        refused.contains("when the store has taken some"),
+        "{refused}"
+    );
+    world.env.outage = false;
+    world.pass(60_000);
+    take_with(&mut world, &others, labels(63, 50), Durability::Log).expect("there is room again");
+    world.pass(10_000);
+    assert_eq!(found(&mut world, "was"), (1, 1));
+}
+
 #[test]
 #[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
 fn the_planted_bug_is_seen() {

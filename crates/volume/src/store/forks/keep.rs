@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::log::frame::Record;
-use crate::log::snapshot_record::SnapshotRecord;
+use crate::log::snapshot_record::{SnapshotRecord, record_bytes};
 use crate::object::extensions::Labels;
 use crate::object::{snapshot_of_root_key, snapshots_of};
 use crate::request::points::KeptSnapshot;
@@ -37,7 +37,14 @@ pub(super) async fn take(
     members: &[Member],
     labels: &Labels,
 ) -> Result<Option<Vec<SnapshotInfo>>, OpenError> {
-    if engine.poisoned.load(Ordering::Acquire) || !has_room(engine) {
+    let (bytes, most) = (added_bytes(members, labels), most_bytes(engine));
+    if bytes > most && members.len() > 1 {
+        return Err(OpenError::Invalid(format!(
+            "the records of this group take {bytes} bytes, and this log has room for {most} of all snapshots that wait for the \
+             store: give the group fewer labels or fewer members, or the server a larger log (--log-size)"
+        )));
+    }
+    if engine.poisoned.load(Ordering::Acquire) || !has_room(engine, bytes) {
         return Ok(None);
     }
     for (tail, name) in members {
@@ -45,6 +52,10 @@ pub(super) async fn take(
     }
     let tails: Vec<Arc<Tail>> = members.iter().map(|(tail, _)| Arc::clone(tail)).collect();
     let points = HeldPoint::take_together(engine, &tails).await?;
+    if !has_room(engine, bytes) {
+        // Others were taken meanwhile. From here to the records nobody else comes between.
+        return Ok(None);
+    }
     let unix_ms = engine.jobs.now().unix_ms;
     let mut records = Vec::new();
     for ((tail, name), point) in members.iter().zip(&points) {
@@ -127,14 +138,26 @@ async fn record_durably(engine: &Arc<Engine>, records: &[(Arc<Tail>, SnapshotRec
     engine.committer().durable(engine, round).await
 }
 
-/// Whether the records of all snapshots that the log keeps leave the journal its room.
-fn has_room(engine: &Engine) -> bool {
+/// Bytes of the journal that the records of these snapshots will take.
+fn added_bytes(members: &[Member], labels: &Labels) -> u64 {
+    let names = members.iter().map(|(_, name)| name);
+    names.map(|name| record_bytes(name, labels)).sum()
+}
+
+/// So many bytes of records of snapshots the log keeps at most.
+fn most_bytes(engine: &Engine) -> u64 {
+    engine.layout.half_bytes / JOURNAL_PART
+}
+
+/// Whether the records of all snapshots that the log keeps leave the journal its room, with these `added_bytes`.
+fn has_room(engine: &Engine, added_bytes: u64) -> bool {
     let kept = engine.tails().into_iter().map(|tail| {
         let inner = tail.lock();
         let kept = inner.points.kept().iter();
-        kept.map(|kept| kept.record.encoded_bytes()).sum::<u64>()
+        kept.map(|kept| record_bytes(&kept.record.name, &kept.record.labels))
+            .sum::<u64>()
     });
-    kept.sum::<u64>() < engine.layout.half_bytes / JOURNAL_PART
+    kept.sum::<u64>() + added_bytes <= most_bytes(engine)
 }
 
 /// Refuses a name that is taken.
