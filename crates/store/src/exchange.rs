@@ -17,6 +17,8 @@ use object_store::client::{
     ReqwestConnector,
 };
 
+use crate::addresses::{Addresses, Server, Target};
+
 /// Longest part of a store's own message that firn repeats.
 const MESSAGE_BYTES_MAX: usize = 200;
 
@@ -85,13 +87,6 @@ pub(crate) async fn observe<F: Future>(operation: F) -> (F::Output, Exchange) {
         .await
 }
 
-/// Whom a request goes to.
-enum Server {
-    Store,
-    /// One that gives credentials, by its name.
-    Credentials(String),
-}
-
 impl Server {
     fn note(&self, outcome: ExchangeOutcome) {
         // Outside of `observe` there is nobody to tell.
@@ -105,17 +100,13 @@ impl Server {
     }
 }
 
-/// Makes clients whose exchanges with the store of `bucket` are noted.
+/// Makes clients whose exchanges with the store at these addresses are noted.
 #[derive(Debug)]
-pub(crate) struct ObservedConnector {
-    bucket: String,
-}
+pub(crate) struct ObservedConnector(Addresses);
 
 impl ObservedConnector {
-    pub(crate) fn new(bucket: &str) -> Self {
-        ObservedConnector {
-            bucket: bucket.to_owned(),
-        }
+    pub(crate) fn new(addresses: Addresses) -> Self {
+        ObservedConnector(addresses)
     }
 }
 
@@ -123,7 +114,7 @@ impl HttpConnector for ObservedConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         Ok(HttpClient::new(ObservedService {
             inner: ReqwestConnector::default().connect(options)?,
-            bucket: self.bucket.clone(),
+            addresses: self.0.clone(),
         }))
     }
 }
@@ -131,74 +122,7 @@ impl HttpConnector for ObservedConnector {
 #[derive(Debug)]
 struct ObservedService {
     inner: HttpClient,
-    bucket: String,
-}
-
-/// What of a request says whom it is for.
-struct Target<'a> {
-    method: &'a str,
-    host: &'a str,
-    path: &'a str,
-    query: &'a str,
-}
-
-impl Target<'_> {
-    /// Whom the request is for; none, if that is not known, and then nothing may be concluded from it. A role, or an
-    /// account, may be called as the bucket is, so servers of credentials are looked for first: their 404 is no missing
-    /// object.
-    fn server(&self, bucket: &str) -> Option<Server> {
-        if self.is_for_credentials() {
-            return Some(Server::Credentials(self.host.to_owned()));
-        }
-        self.is_for_bucket(bucket).then_some(Server::Store)
-    }
-
-    /// Whether it is one of the requests for credentials that the crate makes.
-    fn is_for_credentials(&self) -> bool {
-        let token_service =
-            self.method == "POST" && self.query.contains("Action=AssumeRoleWithWebIdentity");
-        let instance = [
-            "/latest/api/token",
-            "/latest/meta-data/",
-            "/computeMetadata/",
-            "/metadata/identity/",
-        ];
-        let instance = instance.iter().any(|begin| self.path.starts_with(begin));
-        let container = ["169.254.170.2", "169.254.170.23"].contains(&self.host);
-        let directory = self.host == "oauth2.googleapis.com"
-            || (self.method == "POST" && self.path.ends_with("/oauth2/v2.0/token"));
-        token_service || instance || container || directory
-    }
-
-    fn is_for_bucket(&self, bucket: &str) -> bool {
-        let in_host = self
-            .host
-            .strip_prefix(bucket)
-            .is_some_and(|rest| rest.starts_with('.'));
-        // An account may come first, as in Azure's emulator. Google's client encodes all that is no letter
-        // and no digit.
-        let mut parts = self.path.split('/').skip(1).take(5);
-        in_host || parts.any(|part| is_encoding_of(part, bucket))
-    }
-}
-
-/// Whether a part of a path, some bytes of which may be percent-encoded, stands for `name`.
-fn is_encoding_of(part: &str, name: &str) -> bool {
-    let mut rest = part.as_bytes();
-    for byte in name.bytes() {
-        rest = match rest {
-            [b'%', high, low, after @ ..] if decode_hex(*high, *low) == Some(byte) => after,
-            [first, after @ ..] if *first == byte => after,
-            _ => return false,
-        };
-    }
-    rest.is_empty()
-}
-
-fn decode_hex(high: u8, low: u8) -> Option<u8> {
-    let digits = [high, low];
-    let text = std::str::from_utf8(&digits).ok()?;
-    u8::from_str_radix(text, 16).ok()
+    addresses: Addresses,
 }
 
 #[async_trait]
@@ -206,11 +130,13 @@ impl HttpService for ObservedService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let target = Target {
             method: request.method().as_str(),
+            is_tls: request.uri().scheme_str() == Some("https"),
             host: request.uri().host().unwrap_or_default(),
+            port: request.uri().port_u16(),
             path: request.uri().path(),
             query: request.uri().query().unwrap_or_default(),
         };
-        let Some(server) = target.server(&self.bucket) else {
+        let Some(server) = self.addresses.server(&target) else {
             return self.inner.execute(request).await;
         };
         server.note(ExchangeOutcome::Sent);
@@ -324,55 +250,5 @@ mod tests {
         let message = find_json_message(json);
         assert_eq!(message.as_deref(), Some("invalid uploadType"));
         assert_eq!(find_json_message(r#"{"message":"cut"#), None);
-    }
-
-    #[test]
-    fn a_server_of_credentials_is_not_the_store_whatever_a_role_is_called() {
-        let server = |method, host, path, query| {
-            let target = Target {
-                method,
-                host,
-                path,
-                query,
-            };
-            match target.server("firn") {
-                Some(Server::Store) => "store".to_owned(),
-                Some(Server::Credentials(name)) => name,
-                None => "unknown".to_owned(),
-            }
-        };
-        let role = "/latest/meta-data/iam/security-credentials/firn";
-        assert_eq!(
-            server("GET", "169.254.169.254", role, ""),
-            "169.254.169.254"
-        );
-        let assume = "Action=AssumeRoleWithWebIdentity&RoleArn=firn";
-        assert_eq!(server("POST", "minio", "/", assume), "minio");
-        assert_eq!(
-            server("POST", "login", "/firn/oauth2/v2.0/token", ""),
-            "login"
-        );
-        assert_eq!(server("GET", "other", "/token", ""), "unknown");
-        assert_eq!(server("GET", "minio", "/firn/volumes/a", ""), "store");
-        assert_eq!(
-            server("PUT", "firn.s3.amazonaws.com", "/volumes/a", ""),
-            "store"
-        );
-    }
-
-    #[test]
-    fn a_bucket_is_known_in_a_path_however_it_is_encoded() {
-        for (part, is_it) in [
-            ("firn-test.1", true),
-            ("firn%2Dtest%2E1", true),
-            ("firn%2dtest.1", true),
-            ("firn%2Dtest", false),
-            ("firn%2Dtest%2E1x", false),
-            ("firn%2Ftest%2E1", false),
-            ("firn%", false),
-            ("", false),
-        ] {
-            assert_eq!(is_encoding_of(part, "firn-test.1"), is_it, "{part}");
-        }
     }
 }

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod addresses;
 mod classify;
 mod cloud;
 mod dir;

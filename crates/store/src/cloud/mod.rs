@@ -14,13 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::prefix::PrefixStore;
 use object_store::{Certificate, ClientOptions, ObjectStore, RetryConfig};
 
 use self::options::CloudUrl;
 use self::profile::{ProfileCredentials, ProfileFiles};
+use crate::addresses::Addresses;
 use crate::exchange::ObservedConnector;
 use crate::{Error, ObjectStoreAdapter, Result, SharedStore};
 
@@ -233,6 +234,7 @@ fn open_s3(url: &CloudUrl) -> Result<ParsedStore> {
         Some("sha256") => builder.with_checksum_algorithm(Checksum::SHA256),
         _ => builder.with_checksum_algorithm(Checksum::CRC64NVME),
     };
+    let addresses = s3_addresses(url, &builder);
     let tls = !endpoint
         .as_ref()
         .is_some_and(|endpoint| endpoint.starts_with("http://"));
@@ -243,10 +245,39 @@ fn open_s3(url: &CloudUrl) -> Result<ParsedStore> {
         .with_disable_bulk_delete(true)
         .with_retry(no_retry())
         .with_client_options(client_options(url, endpoint.as_deref())?)
-        .with_http_connector(ObservedConnector::new(&url.bucket))
+        .with_http_connector(ObservedConnector::new(addresses))
         .build()
         .map_err(|source| setup_error(url, &source))?;
     Ok((Arc::new(store), endpoint))
+}
+
+/// Where the crate asks for objects and for credentials.
+fn s3_addresses(url: &CloudUrl, builder: &AmazonS3Builder) -> Addresses {
+    let set = |key| builder.get_config_value(&key);
+    let named = set(AmazonS3ConfigKey::S3Endpoint).or_else(|| set(AmazonS3ConfigKey::Endpoint));
+    let bucket = &url.bucket;
+    let mut addresses = match named {
+        Some(endpoint) => Addresses::at_endpoint(bucket, &endpoint),
+        None => {
+            let region = set(AmazonS3ConfigKey::Region).unwrap_or_else(|| "us-east-1".to_owned());
+            let is_hosted = set(AmazonS3ConfigKey::VirtualHostedStyleRequest);
+            let host = match is_hosted.as_deref() {
+                Some("true") => format!("{bucket}.s3.{region}"),
+                _ => format!("s3.{region}"),
+            };
+            Addresses::usually_at(bucket, &format!("https://{host}.amazonaws.com"))
+        }
+    };
+    if let Some(container) = set(AmazonS3ConfigKey::ContainerCredentialsFullUri) {
+        addresses = addresses.with_credentials(&container);
+    }
+    if let Some(instance) = set(AmazonS3ConfigKey::MetadataEndpoint) {
+        let instance = instance.trim_end_matches('/');
+        for path in ["/latest/api/token", "/latest/meta-data/iam/"] {
+            addresses = addresses.with_credentials(&format!("{instance}{path}"));
+        }
+    }
+    addresses
 }
 
 fn open_gcs(url: &CloudUrl) -> Result<ParsedStore> {
@@ -259,10 +290,14 @@ fn open_gcs(url: &CloudUrl) -> Result<ParsedStore> {
         builder = builder.with_skip_signature(true).with_bearer_token("");
     }
     let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let addresses = match &endpoint {
+        Some(endpoint) => Addresses::at_endpoint(&url.bucket, endpoint),
+        None => Addresses::usually_at(&url.bucket, "https://storage.googleapis.com"),
+    };
     let store = builder
         .with_retry(no_retry())
         .with_client_options(client_options(url, endpoint.as_deref())?)
-        .with_http_connector(ObservedConnector::new(&url.bucket))
+        .with_http_connector(ObservedConnector::new(addresses))
         .build()
         .map_err(|source| setup_error(url, &source))?;
     Ok((Arc::new(store), endpoint))
@@ -279,10 +314,21 @@ fn open_azure(url: &CloudUrl) -> Result<ParsedStore> {
     if url.anonymous {
         builder = builder.with_skip_signature(true);
     }
+    let set = |key| builder.get_config_value(&key);
+    let addresses = match (
+        set(AzureConfigKey::Endpoint),
+        set(AzureConfigKey::AccountName),
+    ) {
+        (Some(endpoint), _) => Addresses::at_endpoint(&url.bucket, &endpoint),
+        (_, account) => {
+            let host = format!("{}.blob.core.windows.net", account.unwrap_or_default());
+            Addresses::usually_at(&url.bucket, &format!("https://{host}"))
+        }
+    };
     let store = builder
         .with_retry(no_retry())
         .with_client_options(client_options(url, url.endpoint.as_deref())?)
-        .with_http_connector(ObservedConnector::new(&url.bucket))
+        .with_http_connector(ObservedConnector::new(addresses))
         .build()
         .map_err(|source| setup_error(url, &source))?;
     Ok((Arc::new(store), url.endpoint.clone()))
