@@ -10,28 +10,28 @@ use serde_json::Value;
 use crate::common::{Server, World, eventually, message};
 
 const MIB: u64 = 1 << 20;
-const CACHE: &str = "clone-cache";
+pub(crate) const CACHE: &str = "clone-cache";
 
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut data = vec![0; bytes];
     fastrand::Rng::with_seed(seed).fill(&mut data);
     data
 }
 
-fn content(world: &World, server: &Server, name: &str) -> Vec<u8> {
+pub(crate) fn content(world: &World, server: &Server, name: &str) -> Vec<u8> {
     let output = world.run(server, &["export", name, "-"]);
     assert!(output.status.success(), "{}", message(&output));
     output.stdout
 }
 
-fn snapshots(world: &World, server: &Server, volume: &str) -> Vec<Value> {
+pub(crate) fn snapshots(world: &World, server: &Server, volume: &str) -> Vec<Value> {
     let listed = world.expect_success(server, &["snapshot", "list", volume, "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     listed["snapshots"].as_array().unwrap().clone()
 }
 
 /// A volume with three snapshots, the second behind a restore, and more since; it grew, too.
-fn history(world: &World, server: &Server) {
+pub(crate) fn history(world: &World, server: &Server) {
     let mut client = server.connect("demo");
     client.write(0, &noise(1, 5 * MIB as usize)).unwrap();
     client.write(6 * MIB, &noise(2, 65_536)).unwrap();
@@ -52,13 +52,13 @@ fn history(world: &World, server: &Server) {
     client.write(4 * MIB, &noise(5, 300 * 1024)).unwrap();
 }
 
-fn clone_arguments(more: &[&'static str]) -> Vec<&'static str> {
+pub(crate) fn clone_arguments(more: &[&'static str]) -> Vec<&'static str> {
     let all = ["clone", "demo", "--to", "store-there", "--cache", CACHE];
     all.into_iter().chain(more.iter().copied()).collect()
 }
 
 /// That the copy is what the original is: each snapshot, and the present state.
-fn check_copy(world: &World, here: &Server, there: &Server, copy: &str) {
+pub(crate) fn check_copy(world: &World, here: &Server, there: &Server, copy: &str) {
     let named = |one: &Value| {
         one["name"]
             .as_str()
@@ -106,7 +106,7 @@ fn check_nothing_is_left(world: &World, here: &Server) {
 }
 
 /// The command as it is killed; what it began is in the background until its server has noticed.
-fn spawn(world: &World, here: &Server, more: &[&'static str]) -> Child {
+pub(crate) fn spawn(world: &World, here: &Server, more: &[&'static str]) -> Child {
     let mut all = vec!["--api", here.api.as_str()];
     all.extend(clone_arguments(more));
     let mut command = world.command(&all);
@@ -201,7 +201,7 @@ fn a_clone_that_is_killed_at_any_time_goes_on_after_the_last_snapshot_that_is_wh
 }
 
 /// Whether the copy has its first snapshot, and not its last one yet.
-fn has_a_part(snapshots: &Path) -> bool {
+pub(crate) fn has_a_part(snapshots: &Path) -> bool {
     let entries = std::fs::read_dir(snapshots).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().into_string().unwrap());
     let names: Vec<String> = names.collect();
@@ -210,7 +210,7 @@ fn has_a_part(snapshots: &Path) -> bool {
 }
 
 /// Whether the server of a command that was killed is there yet.
-fn is_served(cache: &Path) -> bool {
+pub(crate) fn is_served(cache: &Path) -> bool {
     let dirs = std::fs::read_dir(cache).into_iter().flatten().flatten();
     let mut locks = dirs.filter_map(|dir| File::open(dir.path().join("cache/lock")).ok());
     locks.any(|lock| lock.try_lock().is_err())

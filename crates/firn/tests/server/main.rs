@@ -12,6 +12,7 @@ mod api;
 mod bad_input;
 mod bench;
 mod branches;
+mod clone_owners;
 mod clones;
 mod command_line;
 mod deleted_volumes;

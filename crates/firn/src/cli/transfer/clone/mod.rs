@@ -6,6 +6,7 @@
 //! next one begins ([`step`]). Until all are there the copy has a snapshot that marks it as unfinished ([`target`]); a command that
 //! finds that goes on after the last snapshot that is whole ([`resume`]). It must never touch a volume without that mark.
 
+mod command_lock;
 mod content;
 mod held;
 mod other_store;

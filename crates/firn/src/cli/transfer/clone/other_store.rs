@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::command_lock::CommandLock;
 use super::progress_note::ProgressNote;
 use crate::cli::args::{ApiArgs, CloneArgs};
 use crate::cli::client::Client;
@@ -20,7 +21,7 @@ use crate::cli::volume_io::Undo;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::VolumeList;
 
-/// How long it may take to come up: the one of a command that was killed may have to upload first.
+/// How long it may take to come up.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long it may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,6 +35,8 @@ const CACHE_SIZE: &str = "64MiB";
 pub(super) struct OtherStore {
     client: Client,
     server: Arc<Server>,
+    /// Nobody else works in the directory.
+    _lock: CommandLock,
 }
 
 struct Server {
@@ -55,6 +58,7 @@ impl OtherStore {
         builder.recursive(true).mode(0o700);
         builder.create(&dir).map_err(cannot)?;
         check_own(&dir)?;
+        let lock = CommandLock::take(&dir)?;
         builder.create(dir.join("rings")).map_err(cannot)?;
         let log = dir.join("server.log");
         // Of this command alone: the server of one that was killed may still be there, and removes its own at its end.
@@ -80,7 +84,11 @@ impl OtherStore {
         });
         let client = server.wait_ready(&api, &log);
         match client {
-            Ok(client) => Ok(OtherStore { client, server }),
+            Ok(client) => Ok(OtherStore {
+                client,
+                server,
+                _lock: lock,
+            }),
             Err(failure) => {
                 server.stop();
                 Err(failure)
