@@ -149,3 +149,46 @@ fn a_second_clone_says_who_makes_the_copy_and_waits_for_a_server_that_is_about_t
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert!(second.wait().unwrap().success(), "{rest:?}");
 }
+
+#[test]
+fn a_snapshot_that_was_taken_again_or_deleted_meanwhile_is_neither_in_the_way_nor_in_the_copy() {
+    for retaken in ["demo@z", "demo@gone"] {
+        let world = World::new();
+        let here = source(&world);
+        {
+            let there = world.serve("there", &["--store", "store-there", "--rpo", "1h"]);
+            world.expect_success(&there, &["volume", "create", "demo", "--size", "8MiB"]);
+            let of = format!(
+                "clone-of={}",
+                world.show(&here, "demo")["id"].as_str().unwrap()
+            );
+            let labels = ["--label", &of, "--label", "clone-moment=none"];
+            let mark = [
+                &["snapshot", "create", "demo@unfinished-clone"][..],
+                &labels,
+            ]
+            .concat();
+            world.expect_success(&there, &mark);
+            world.expect_success(&there, &["attach", "demo", "--transport", "nbd"]);
+            there.connect("demo").write(0, &noise(6, 8192)).unwrap();
+            let copied = ["snapshot", "create", retaken, "--label"];
+            let label = format!("copy-of={}", "5a".repeat(16));
+            world.expect_success(&there, &[&copied[..], &[&label]].concat());
+            eventually("its connection ends", || {
+                world.show(&there, "demo")["nbd"]["connections"] == 0
+            });
+            assert!(there.stop().success());
+        }
+        let output = world.run(&here, &clone_arguments(&[]));
+        let said = message(&output);
+        assert!(output.status.success(), "{said}");
+        assert!(
+            said.contains(&format!(
+                "{retaken} is a copy of a snapshot that demo does not have any more"
+            )),
+            "{said}"
+        );
+        let there = world.serve("there", &["--store", "store-there", "--rpo", "1h"]);
+        check_copy(&world, &here, &there, "demo");
+    }
+}

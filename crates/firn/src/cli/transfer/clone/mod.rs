@@ -86,9 +86,11 @@ fn make(original: &Original<'_>, other: &OtherStore, holds: &Holds, name: &str) 
             other.begin();
             return describe_whole(original, &copy);
         }
-        Found::Unfinished(copy) => {
+        Found::Unfinished(mut copy) => {
             other.begin();
-            (original.moment_again(&copy.moment, name)?, copy)
+            let moment = original.moment_again(&copy.moment, name)?;
+            copy.moment.clone_from(&moment.id);
+            (moment, copy)
         }
         Found::Nothing => begin(original, other, &note, name)?,
     };

@@ -8,7 +8,7 @@ use super::target::Copy;
 use crate::failure::Result;
 use crate::model::Snapshot;
 
-/// Sets the copy to the last of these snapshots that it has and that is whole; which one that is. The ones before were
+/// Removes what the original does not have any more, and sets the copy to the last of these snapshots that it has and that is whole; which one that is. The ones before were
 /// proven before it was begun.
 pub(super) fn go_on(
     copy: &Copy<'_>,
@@ -16,6 +16,7 @@ pub(super) fn go_on(
     holds: &Holds,
 ) -> Result<Option<usize>> {
     copy.take()?;
+    copy.remove_leftovers(snapshots)?;
     let mut there = copy.list()?;
     loop {
         let copies: Vec<usize> = (0..snapshots.len())

@@ -149,6 +149,27 @@ impl<'a> Copy<'a> {
         })
     }
 
+    /// Removes the copies of snapshots that were deleted since, or deleted and taken again under their names: nobody would
+    /// look at them again. Whatever is no copy is somebody's.
+    pub(super) fn remove_leftovers(&self, originals: &[Snapshot]) -> Result<()> {
+        let there = self.list()?;
+        let of = originals.first().map_or("", |one| split(&one.name).0);
+        let has_original = |one: &Snapshot| {
+            let one = std::slice::from_ref(one);
+            originals.iter().any(|original| self.has(one, original))
+        };
+        for one in &there {
+            if one.labels.contains_key(COPY_OF) && !has_original(one) {
+                eprintln!(
+                    "firn: {} is a copy of a snapshot that {of} does not have any more, and is removed",
+                    one.name
+                );
+                self.delete_snapshot(one)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Opens it; it may have been open on a host that was killed.
     pub(super) fn take(&self) -> Result<()> {
         let volume = self.show()?;
