@@ -113,6 +113,9 @@ pub(crate) struct AttachRequest {
     /// is lost. Never kept: each loss is declared by itself.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) take_over: bool,
+    /// A number by which the caller detaches what only he attached. Never kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ticket: Option<u64>,
 }
 
 /// Where a volume can be reached.
@@ -154,6 +157,9 @@ pub(crate) struct TakeOverLoss {
 pub(crate) struct DetachRequest {
     /// Detach even if clients use it.
     pub(crate) force: bool,
+    /// Detach only what was attached with this number, by an attach that found it detached, and by nobody since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ticket: Option<u64>,
 }
 
 /// Body of `POST /v1/volumes/{name}/snapshots`.

@@ -155,7 +155,7 @@ async fn detach(
         note.set("force");
         caller.require(Role::Admin, "detaching what is in use with force")?;
     }
-    run_to_completion(async move { control.detach(&name, request.force).await }).await?;
+    run_to_completion(async move { control.detach(&name, request).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

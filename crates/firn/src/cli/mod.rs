@@ -133,7 +133,10 @@ fn rounded(seconds: f64) -> String {
 /// `firn detach`: prints nothing when it succeeds and nothing of the volume is left here.
 pub(crate) fn detach(api: &ApiArgs, args: &DetachArgs) -> Result<()> {
     let path = format!("{}/detach", client::volume_path(&args.name));
-    let request = DetachRequest { force: args.force };
+    let request = DetachRequest {
+        force: args.force,
+        ticket: None,
+    };
     let client = Client::new(api)?;
     client
         .post_no_content(&path, &request)

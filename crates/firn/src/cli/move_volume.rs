@@ -45,7 +45,13 @@ pub(crate) fn move_volume(api: &ApiArgs, json: bool, args: &MoveArgs) -> Result<
     }
     let began = Instant::now();
     let force = args.force;
-    from.post_no_content(&format!("{path}/detach"), &DetachRequest { force })?;
+    from.post_no_content(
+        &format!("{path}/detach"),
+        &DetachRequest {
+            force,
+            ticket: None,
+        },
+    )?;
     let attached = to.post(&format!("{path}/attach"), &there);
     let attachment = attached.map_err(|failure| take_back(&from, name, &back, failure))?;
     let moved = Moved {
@@ -134,6 +140,7 @@ fn attach_request(volume: &Volume, transport: Option<TransportChoice>) -> Attach
         no_part_scan: !disk.part_scan,
         park_timeout_seconds: disk.park_timeout_seconds,
         take_over: false,
+        ticket: None,
     }
 }
 

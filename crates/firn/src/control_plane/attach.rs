@@ -11,7 +11,7 @@ use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe;
 use crate::frontends::open_volumes::OpenVolume;
-use crate::model::{AttachRequest, Attachment, TakeOverLoss, Transport, Volume};
+use crate::model::{AttachRequest, Attachment, DetachRequest, TakeOverLoss, Transport, Volume};
 
 fn open_mode(request: &AttachRequest) -> OpenMode {
     OpenMode {
@@ -53,6 +53,22 @@ fn request_for_snapshot(
     })
 }
 
+/// The failure to detach what was attached with a number.
+fn not_by_ticket(name: &str, is_attached: bool) -> Failure {
+    match is_attached {
+        true => Failure::new(
+            FailureCode::VolumeInUse,
+            format!(
+                "{name} was attached by somebody else, too, or this server was started since: it stays attached;                  `firn detach {name}` detaches it for everybody"
+            ),
+        ),
+        false => Failure::new(
+            FailureCode::NotAttached,
+            format!("{name} is not attached here; there is nothing to detach"),
+        ),
+    }
+}
+
 impl ControlPlane {
     /// Opens the volume if it is not open, and attaches it by the transport that the request
     /// chooses. A volume that is attached like that already stays as it is.
@@ -63,6 +79,11 @@ impl ControlPlane {
         let request = match is_snapshot(name) {
             true => request_for_snapshot(name, request, transport)?,
             false => request,
+        };
+        let (ticket, is_new) = (request.ticket, self.volumes.get(name).is_none());
+        let request = AttachRequest {
+            ticket: None,
+            ..request
         };
         let given_up = match request.take_over && self.volumes.get(name).is_none() {
             true => self.find_loss(name).await?,
@@ -75,6 +96,9 @@ impl ControlPlane {
             Transport::Ublk => self.attach_disk(name, &request).await?,
             Transport::Nbd => self.attach_nbd(name, &request).await?,
         };
+        if let Some(open) = self.volumes.get(name) {
+            open.note_attach(ticket, is_new);
+        }
         // Not before: an attach that ends the server says that it is still so.
         self.starts.take_back(name);
         if let Some(loss) = &given_up {
@@ -193,9 +217,16 @@ impl ControlPlane {
 
     /// Removes a volume's disk, disconnects its clients, uploads it and gives up its ownership.
     /// Unless `force` is set, only if nobody uses it.
-    pub(crate) async fn detach(&self, name: &str, force: bool) -> Result<()> {
+    pub(crate) async fn detach(&self, name: &str, request: DetachRequest) -> Result<()> {
+        let DetachRequest { force, ticket } = request;
         let _lock = self.volume_locks.lock(name).await;
-        let Some(open) = self.volumes.get(name) else {
+        let open = self.volumes.get(name);
+        if let Some(ticket) = ticket
+            && open.as_ref().is_none_or(|open| !open.has_ticket(ticket))
+        {
+            return Err(not_by_ticket(name, open.is_some()));
+        }
+        let Some(open) = open else {
             return self.cancel_reopen(name, force).await;
         };
         if !force {

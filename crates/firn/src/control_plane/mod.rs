@@ -28,6 +28,7 @@ mod volume_locks;
 mod waiting;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use blkmq::error::ErrorKind;
@@ -290,6 +291,7 @@ impl ControlPlane {
             info,
             export,
             since: Instant::now(),
+            ticket: AtomicU64::new(0),
         });
         self.volumes.insert(Arc::clone(&open));
         self.waiting.remove(&open.info.name);

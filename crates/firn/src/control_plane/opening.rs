@@ -469,7 +469,7 @@ mod tests {
     use crate::frontends::disks::attached_file::DiskRecord;
     use crate::frontends::disks::options::DiskOptions;
     use crate::local_files::{CacheDir, Progress};
-    use crate::model::{AttachRequest, TransportChoice};
+    use crate::model::{AttachRequest, DetachRequest, TransportChoice};
     use crate::units::Size;
 
     const DEADLINE: Duration = Duration::from_secs(60);
@@ -562,7 +562,12 @@ mod tests {
 
     #[test]
     fn a_volume_that_is_detached_before_it_could_be_opened_is_not_opened_late() {
-        let is_open = open_after(async |control| control.detach("demo", false).await.unwrap());
+        let is_open = open_after(async |control| {
+            control
+                .detach("demo", DetachRequest::default())
+                .await
+                .unwrap()
+        });
         assert!(!is_open);
     }
 
@@ -578,7 +583,10 @@ mod tests {
             };
             let attached = &control.disks.attached;
             attached.set_disk("demo", Some(waiting)).unwrap();
-            let refused = control.detach("demo", false).await.unwrap_err();
+            let refused = control
+                .detach("demo", DetachRequest::default())
+                .await
+                .unwrap_err();
             assert_eq!(refused.code, FailureCode::NotOpenYet);
             assert!(attached.all().contains_key("demo"), "nothing has changed");
         });
@@ -732,7 +740,10 @@ mod tests {
                 ..AttachRequest::default()
             };
             control.attach("demo", request).await.unwrap();
-            control.detach("demo", false).await.unwrap();
+            control
+                .detach("demo", DetachRequest::default())
+                .await
+                .unwrap();
         });
         assert!(!is_open);
     }

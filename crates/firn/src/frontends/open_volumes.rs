@@ -4,6 +4,7 @@
 //! wait (`nbd_access` says who may). Only [`crate::control_plane`] opens and closes volumes; this map says what is open.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -20,9 +21,22 @@ pub(crate) struct OpenVolume {
     pub(crate) info: VolumeInfo,
     pub(crate) export: Arc<Export<Volume>>,
     pub(crate) since: Instant,
+    /// By which number it was attached, if only one attach was asked for; zero otherwise.
+    pub(crate) ticket: AtomicU64,
 }
 
 impl OpenVolume {
+    /// Somebody has attached it: `is_new` if nobody had before.
+    pub(crate) fn note_attach(&self, ticket: Option<u64>, is_new: bool) {
+        let ticket = ticket.filter(|ticket| is_new || self.has_ticket(*ticket));
+        self.ticket.store(ticket.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Whether it was attached with this number alone.
+    pub(crate) fn has_ticket(&self, ticket: u64) -> bool {
+        ticket != 0 && self.ticket.load(Ordering::Relaxed) == ticket
+    }
+
     /// How far the volume's writes have got, as the API shows it.
     pub(crate) fn watermarks(&self) -> Watermarks {
         let mark = |rung: volume::Watermark| Watermark {

@@ -192,3 +192,54 @@ fn a_snapshot_that_was_taken_again_or_deleted_meanwhile_is_neither_in_the_way_no
         check_copy(&world, &here, &there, "demo");
     }
 }
+
+#[test]
+fn a_snapshot_that_somebody_attaches_while_it_is_copied_stays_attached() {
+    let world = World::new();
+    let here = source(&world);
+    let mut clone = spawn(&world, &here, &[]);
+    eventually("the first one is read", || {
+        let all = snapshots(&world, &here, "demo");
+        all.iter().any(|one| one.get("attached").is_some())
+    });
+    signal(&clone, Signal::STOP);
+    // Most likely the clone holds the first one, and knows the others only from its list.
+    let mine = ["demo@a", "demo@m", "demo@z"];
+    for name in mine {
+        world.expect_success(&here, &["attach", name, "--transport", "nbd"]);
+    }
+    signal(&clone, Signal::CONT);
+    let status = clone.wait().unwrap();
+    assert!(status.success());
+    let all = snapshots(&world, &here, "demo");
+    let attached: Vec<Value> = all
+        .into_iter()
+        .filter(|one| one.get("attached").is_some())
+        .collect();
+    assert_eq!(names(&attached), mine);
+}
+
+#[test]
+fn a_clone_that_was_killed_at_its_end_names_the_moment_that_the_copy_holds() {
+    let world = World::new();
+    let here = source(&world);
+    let said = world.expect_success(&here, &clone_arguments(&["--json"]));
+    let said: Value = serde_json::from_str(&said).unwrap();
+    {
+        let there = world.serve("there", &["--store", "store-there"]);
+        world.expect_success(&there, &["attach", "demo", "--transport", "nbd"]);
+        there.connect("demo").write(0, &[1; 4096]).unwrap();
+        world.expect_success(&there, &["snapshot", "create", "demo@later"]);
+        assert!(there.stop().success());
+    }
+    let all = snapshots(&world, &here, "demo");
+    let moment = all
+        .iter()
+        .find(|one| one["name"] == said["moment"])
+        .unwrap();
+    let note = json!({ "moment": moment["id"], "size_bytes": 24 * MIB, "whole": said["id"] });
+    leave_note(&world, "demo", &note);
+    let again = world.expect_success(&here, &clone_arguments(&["--json"]));
+    let again: Value = serde_json::from_str(&again).unwrap();
+    assert_eq!(again["moment"], said["moment"]);
+}

@@ -118,6 +118,7 @@ impl AttachArgs {
             no_part_scan: self.no_part_scan,
             park_timeout_seconds: self.park_timeout,
             take_over: self.take_over,
+            ticket: None,
         };
         request.validate()?;
         Ok(request)

@@ -33,8 +33,41 @@ pub(super) fn attach(
 pub(super) fn detach(client: &Client, name: &str, force: bool) -> Result<()> {
     client.post_no_content(
         &format!("{}/detach", volume_path(name)),
-        &DetachRequest { force },
+        &DetachRequest {
+            force,
+            ticket: None,
+        },
     )
+}
+
+/// Attaches with a number of the caller's own, by which it alone detaches it again: [`detach_own`].
+pub(super) fn attach_own(client: &Client, name: &str, ticket: u64) -> Result<Attachment> {
+    let request = AttachRequest {
+        transport: TransportChoice::Nbd,
+        ticket: Some(ticket),
+        ..AttachRequest::default()
+    };
+    client.post(&format!("{}/attach", volume_path(name)), &request)
+}
+
+/// Detaches what [`attach_own`] attached, unless somebody had it attached, or attached it since; the command's own
+/// connections end.
+pub(super) fn detach_own(client: &Client, name: &str, ticket: u64) -> Result<()> {
+    let request = DetachRequest {
+        force: true,
+        ticket: Some(ticket),
+    };
+    match client.post_no_content(&format!("{}/detach", volume_path(name)), &request) {
+        Err(failure)
+            if !matches!(
+                failure.code,
+                FailureCode::VolumeInUse | FailureCode::NotAttached
+            ) =>
+        {
+            Err(failure)
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn failed(why: String) -> Failure {

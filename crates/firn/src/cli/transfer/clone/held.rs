@@ -1,31 +1,29 @@
 //! Snapshots of the original that are attached for the time in which they are read: as long as they are, neither a user
 //! nor a schedule deletes them on that server.
 //!
-//! One that somebody else had attached stays so. What kill -9 of the command leaves attached is in a file, so that the
-//! next one knows it for its own.
+//! Each is attached with a number of the command's own. One that somebody else had attached, or attaches meanwhile, stays so:
+//! the server knows by the number. What kill -9 of the command leaves attached is in a file with its number, so that the next
+//! command detaches it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::super::attach;
 use crate::cli::client::Client;
-use crate::cli::volume_io::{Undo, detach};
-use crate::failure::{FailureCode, Result};
+use crate::cli::volume_io::{Undo, attach_own, detach_own};
+use crate::failure::Result;
 use crate::model::Snapshot;
 
 /// What the command has attached.
 pub(super) struct Holds {
     client: Client,
-    /// What an earlier command left attached: the snapshots were listed so.
-    left: BTreeSet<String>,
     own: Arc<Own>,
 }
 
-/// Names, and the file that has them, too.
+/// Names with their numbers, and the file that has them, too.
 struct Own {
-    names: Mutex<BTreeSet<String>>,
+    tickets: Mutex<BTreeMap<String, u64>>,
     file: PathBuf,
 }
 
@@ -34,49 +32,59 @@ pub(super) struct Held {
     pub(super) snapshot: Snapshot,
     pub(super) uris: Vec<String>,
     client: Client,
-    own: Option<Arc<Own>>,
+    own: Arc<Own>,
 }
 
 impl Own {
-    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tickets(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Without the file a snapshot may stay attached after kill -9, which is no reason to fail.
-    fn record(&self, names: &BTreeSet<String>) {
-        let lines: Vec<&str> = names.iter().map(String::as_str).collect();
+    fn record(&self, tickets: &BTreeMap<String, u64>) {
+        let lines = tickets
+            .iter()
+            .map(|(name, ticket)| format!("{name} {ticket}\n"));
         let partial = self.file.with_extension("partial");
-        let _ =
-            fs::write(&partial, lines.join("\n")).and_then(|()| fs::rename(&partial, &self.file));
+        let _ = fs::write(&partial, lines.collect::<String>())
+            .and_then(|()| fs::rename(&partial, &self.file));
     }
 
     fn detach(&self, client: &Client, name: &str) {
-        // It is the command's alone, and so are its clients.
-        match detach(client, name, true) {
-            Err(failure) if failure.code != FailureCode::NotAttached => {
-                eprintln!("firn: {name} stays attached (firn detach {name}): {failure}");
-            }
-            _ => {}
+        let Some(ticket) = self.tickets().get(name).copied() else {
+            return;
+        };
+        if let Err(failure) = detach_own(client, name, ticket) {
+            eprintln!("firn: {name} stays attached (firn detach {name}): {failure}");
         }
-        let mut names = self.names();
-        names.remove(name);
-        self.record(&names);
+        let mut tickets = self.tickets();
+        tickets.remove(name);
+        self.record(&tickets);
     }
 }
 
+/// What an earlier command left.
+fn read_left(file: &Path) -> BTreeMap<String, u64> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let left = text.lines().filter_map(|line| {
+        let (name, ticket) = line.split_once(' ')?;
+        Some((name.to_owned(), ticket.parse().ok()?))
+    });
+    left.collect()
+}
+
 impl Holds {
-    /// `file` is where the names are that an earlier command left.
+    /// `file` is where the names are that an earlier command left attached: they are detached.
     pub(super) fn new(client: &Client, file: &Path) -> Holds {
-        let left = fs::read_to_string(file).unwrap_or_default();
-        let left: BTreeSet<String> = left.lines().map(str::to_owned).collect();
-        Holds {
+        let holds = Holds {
             client: client.clone(),
-            left: left.clone(),
             own: Arc::new(Own {
-                names: Mutex::new(left),
+                tickets: Mutex::new(read_left(file)),
                 file: file.to_owned(),
             }),
-        }
+        };
+        holds.end();
+        holds
     }
 
     /// If the command does not come to its end, nothing stays attached.
@@ -96,19 +104,20 @@ impl Holds {
     /// Attaches a snapshot, unless somebody has it attached.
     pub(super) fn hold(&self, snapshot: &Snapshot) -> Result<Held> {
         let name = &snapshot.name;
-        let is_others = snapshot.attached.is_some() && !self.left.contains(name);
-        let mut names = self.own.names();
-        if !is_others && names.insert(name.clone()) {
-            self.own.record(&names);
+        // Numbers that JSON has exactly.
+        let ticket = fastrand::u64(1..1 << 53);
+        {
+            let mut tickets = self.own.tickets();
+            tickets.insert(name.clone(), ticket);
+            self.own.record(&tickets);
         }
-        drop(names);
         let mut held = Held {
             snapshot: snapshot.clone(),
             uris: Vec::new(),
             client: self.client.clone(),
-            own: (!is_others).then(|| Arc::clone(&self.own)),
+            own: Arc::clone(&self.own),
         };
-        held.uris = attach(&self.client, name)?;
+        held.uris = attach_own(&self.client, name, ticket)?.uris;
         Ok(held)
     }
 }
@@ -121,14 +130,12 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(own) = self.own.take() {
-            own.detach(&self.client, &self.snapshot.name);
-        }
+        self.own.detach(&self.client, &self.snapshot.name);
     }
 }
 
 fn detach_all(client: &Client, own: &Own) {
-    let names: Vec<String> = own.names().iter().cloned().collect();
+    let names: Vec<String> = own.tickets().keys().cloned().collect();
     for name in names {
         own.detach(client, &name);
     }

@@ -164,18 +164,19 @@ fn begin<'a>(
     Ok((moment, copy?))
 }
 
-/// An earlier command came to its end, but for what it left on this machine.
+/// An earlier command came to its end, but for what it left on this machine. The copy may have been used since.
 fn describe_whole(original: &Original<'_>, copy: &Copy<'_>) -> Result<Made> {
     let volume = copy.show()?;
-    let snapshots: Vec<String> = copy.list()?.into_iter().map(|one| one.name).collect();
-    let last = snapshots.last().map_or("", |last| points::split(last).1);
+    let there = copy.list()?;
+    let moment = there.iter().find(|one| copy.is_of_moment(one));
+    let moment = moment.map_or("", |moment| moment.name.as_str());
     Ok(Made {
         id: volume.id,
         bytes: volume.size_bytes,
         data: 0,
-        moment: format!("{}@{last}", original.volume.name),
-        went_on_after: snapshots.last().cloned(),
-        snapshots,
+        moment: format!("{}@{}", original.volume.name, points::split(moment).1),
+        went_on_after: Some(moment.to_owned()),
+        snapshots: there.iter().map(|one| one.name.clone()).collect(),
     })
 }
 

@@ -149,6 +149,11 @@ impl<'a> Copy<'a> {
         })
     }
 
+    /// Whether it is the copy of the snapshot that is copied last.
+    pub(super) fn is_of_moment(&self, one: &Snapshot) -> bool {
+        one.labels.get(COPY_OF) == Some(&self.moment)
+    }
+
     /// Removes the copies of snapshots that were deleted since, or deleted and taken again under their names: nobody would
     /// look at them again. Whatever is no copy is somebody's.
     pub(super) fn remove_leftovers(&self, originals: &[Snapshot]) -> Result<()> {
