@@ -243,3 +243,20 @@ fn a_clone_that_was_killed_at_its_end_names_the_moment_that_the_copy_holds() {
     let again: Value = serde_json::from_str(&again).unwrap();
     assert_eq!(again["moment"], said["moment"]);
 }
+
+#[test]
+fn a_copy_of_a_snapshot_of_a_group_does_not_claim_to_be_of_one() {
+    let world = World::new();
+    let here = world.serve("cache", &["--volume", "demo=8MiB", "--volume", "wal=8MiB"]);
+    here.connect("demo").write(0, &[1; 4096]).unwrap();
+    world.expect_success(&here, &["snapshot", "create", "demo@both", "wal@both"]);
+    world.expect_success(&here, &clone_arguments(&[]));
+    let there = world.serve("there", &["--store", "store-there"]);
+    let copies = snapshots(&world, &there, "demo");
+    let copy = copies
+        .iter()
+        .find(|one| one["name"] == "demo@both")
+        .unwrap();
+    assert_eq!(copy["labels"].get("group"), None);
+    assert_eq!(copy["labels"]["copied-group"], "demo@both wal@both");
+}

@@ -198,7 +198,7 @@ pub(crate) enum Command {
         What was written is read again from the other store and compared. A command that was cut short, by kill -9, too, \
         is run again as it was: it goes on after the last snapshot that the copy has whole, and says which. Until then the copy has a \
         snapshot named unfinished-clone; delete both to give it up. Of a schedule's snapshots the label schedule becomes \
-        copied-schedule, so that no schedule there removes them.")]
+        copied-schedule, so that no schedule there removes them, and those of a group copied-group, for its other members are not there.")]
     Clone(CloneArgs),
     /// Deleted volumes, which can be had back for a while.
     #[command(

@@ -24,10 +24,9 @@ use crate::model::{
 /// Labels of its mark: the volume that is copied, and the snapshot that was taken of it for that.
 const OF: &str = "clone-of";
 const MOMENT: &str = "clone-moment";
-/// The server's own label of snapshots that a schedule took, and what stands for it on a copy: a schedule there must not
-/// take them for its own and remove them.
-const SCHEDULE: &str = "schedule";
-const COPIED_SCHEDULE: &str = "copied-schedule";
+/// Labels that the server gives by itself, and what stands for them on a copy. A schedule there must not take what another
+/// one took for its own and remove it, and the members of a group are not there.
+const RENAMED: [(&str, &str); 2] = [("schedule", "copied-schedule"), ("group", "copied-group")];
 
 /// The volume that becomes a copy.
 pub(super) struct Copy<'a> {
@@ -236,8 +235,10 @@ impl<'a> Copy<'a> {
     pub(super) fn take_snapshot(&self, original: &Snapshot) -> Result<()> {
         self.sync()?;
         let mut labels = original.labels.clone();
-        if let Some(schedule) = labels.remove(SCHEDULE) {
-            labels.insert(COPIED_SCHEDULE.to_owned(), schedule);
+        for (label, copied) in RENAMED {
+            if let Some(value) = labels.remove(label) {
+                labels.insert(copied.to_owned(), value);
+            }
         }
         let id = || original.id.clone();
         labels.entry(COPY_OF.to_owned()).or_insert_with(id);
