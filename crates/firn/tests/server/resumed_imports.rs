@@ -1,8 +1,9 @@
 //! `firn import --resume`: an import that was cut short goes on where it was, of the same image and of no other.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStderr, Stdio};
 
 use serde_json::Value;
 
@@ -122,7 +123,10 @@ fn an_import_that_was_killed_goes_on_where_it_was_and_a_changed_image_is_refused
     file.write_all_at(&old[MIB..MIB + 512], MIB as u64).unwrap();
     file.set_len(IMAGE_BYTES as u64 - 4096).unwrap();
     let said = world.expect_failure(&server, &resumed);
-    assert!(said.contains("is not the image"), "{said}");
+    assert!(
+        said.contains("is not the image") && said.contains("--overwrite and without --resume"),
+        "{said}"
+    );
     file.write_all_at(&old[IMAGE_BYTES - 4096..], IMAGE_BYTES as u64 - 4096)
         .unwrap();
     // What a command leaves that is killed as it has set the volume back.
@@ -203,6 +207,90 @@ fn a_volume_that_is_replaced_goes_on_too_and_keeps_its_own_snapshots() {
     expected.resize(176 * MIB, 0);
     assert!(content(&world, &server, "demo") == expected);
     assert_eq!(own(&world, &server), ["demo@mine"]);
+}
+
+/// What a command says up to a line with these words; its messages go on behind that.
+fn wait_said(import: &mut Child, words: &str) -> BufReader<ChildStderr> {
+    let mut said = BufReader::new(import.stderr.take().unwrap());
+    let mut all = String::new();
+    while !all.contains(words) {
+        let bytes = said.read_line(&mut all).unwrap();
+        assert!(bytes > 0, "it ended, and said: {all}");
+    }
+    said
+}
+
+#[test]
+fn an_import_goes_on_through_an_outage_of_the_store_in_which_it_cannot_be_marked() {
+    let world = World::new();
+    let server = world.serve("cache", &[]);
+    fs::write(world.path("disk.img"), image(4)).unwrap();
+    let mut import = begin(&world, &server, &[]);
+    let mut said = wait_said(&mut import, "cannot be marked now");
+    world.swap_store_and_file();
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(import.wait().unwrap().success(), "{rest}");
+    assert!(content(&world, &server, "demo") == image(4));
+    assert!(own(&world, &server).is_empty());
+}
+
+#[test]
+fn an_import_that_is_marked_without_a_pause_comes_to_its_end() {
+    let world = World::new();
+    let server = world.serve("cache", &[]);
+    fs::write(world.path("disk.img"), &image(5)[..48 * MIB]).unwrap();
+    let arguments = ["import", "disk.img", "demo", "--mark-interval", "0s"];
+    let mut all = vec!["--api", server.api.as_str()];
+    all.extend(arguments);
+    let mut import = world.command(&all).stderr(Stdio::null()).spawn().unwrap();
+    eventually("it ends", || import.try_wait().unwrap().is_some());
+    assert!(import.wait().unwrap().success());
+    assert!(content(&world, &server, "demo") == image(5)[..48 * MIB]);
+}
+
+#[test]
+fn an_import_whose_mark_cannot_be_removed_is_complete_and_says_so() {
+    let world = World::new();
+    let server = world.serve("cache", &[]);
+    fs::write(world.path("disk.img"), image(6)).unwrap();
+    let mut import = begin(&world, &server, &[]);
+    let pid = rustix::process::Pid::from_child(&import);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    world.swap_store_and_file();
+    // Somebody looks at both.
+    let mut attached = Vec::new();
+    for mark in snapshots(&world, &server) {
+        let name = mark["name"].as_str().unwrap().to_owned();
+        // The import may be removing the older one.
+        let looked = world.run(&server, &["attach", &name, "--transport", "nbd"]);
+        if looked.status.success() {
+            attached.push(name);
+        }
+    }
+    assert!(!attached.is_empty());
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    let mut said = String::new();
+    import
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    assert_eq!(import.wait().unwrap().code(), Some(1), "{said}");
+    assert!(said.contains("the import is complete"), "{said}");
+    for name in attached {
+        assert!(
+            said.contains(&format!("firn snapshot delete {name}")),
+            "{said}"
+        );
+        world.expect_success(&server, &["detach", &name]);
+    }
+    assert!(content(&world, &server, "demo") == image(6));
+    // From the beginning, whatever was marked.
+    let again = ["import", "disk.img", "demo", "--overwrite"];
+    world.expect_success(&server, &again);
+    assert!(own(&world, &server).is_empty());
 }
 
 #[test]

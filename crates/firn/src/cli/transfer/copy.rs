@@ -66,8 +66,8 @@ impl ImageCopy {
         Ok(())
     }
 
-    /// Copies onto a volume of `bytes`, until all is done or, with `time`, for so long; whether all is done. What was copied is
-    /// as durable as a FLUSH.
+    /// Copies onto a volume of `bytes`, until all is done or, with `time`, for so long, and a part on each connection at least;
+    /// whether all is done. What was copied is as durable as a FLUSH.
     pub(super) fn run(
         &mut self,
         bytes: u64,
@@ -81,8 +81,9 @@ impl ImageCopy {
         let lanes = run_on_each(connections, |mut connection, stop| {
             let (mut digest, mut written) = (PartsDigest::default(), 0);
             let mut data = Vec::new();
-            let mut is_done = false;
-            while !stop.load(Ordering::Relaxed) && !is_over() {
+            let (mut is_first, mut is_done) = (true, false);
+            while !stop.load(Ordering::Relaxed) && (is_first || !is_over()) {
+                is_first = false;
                 let next = lock(&source).next(&mut data)?;
                 let Some(chunk) = next else {
                     is_done = true;

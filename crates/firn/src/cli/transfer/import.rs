@@ -65,21 +65,7 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         }
     };
     undo.keep();
-    sync::upload(&client, args.volume_name())
-        .and_then(|_| marks.remove())
-        .and_then(|()| match was_open {
-            true => Ok(()),
-            false => detach(&client, args.volume_name(), false),
-        })
-        .map_err(|failure| {
-            Failure::new(
-                failure.code,
-                format!(
-                    "the image is in {name}, and the store does not have all of it yet (firn sync {name}): {failure}",
-                    name = args.volume_name()
-                ),
-            )
-        })?;
+    finish(&client, args.volume_name(), &mut marks, was_open)?;
     if json {
         return output::json(&json!({
             "volume": args.volume_name(),
@@ -93,6 +79,34 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         Size(volume.size_bytes),
         ApproximateSize(data_bytes)
     ))
+}
+
+/// Everything is in the volume: has the store take it, and removes what the command needed.
+fn finish(client: &Client, name: &str, marks: &mut Marks<'_>, was_open: bool) -> Result<()> {
+    sync::upload(client, name).map_err(|failure| {
+        Failure::new(
+            failure.code,
+            format!(
+                "the image is in {name}, and the store does not have all of it yet (firn sync {name}): {failure}"
+            ),
+        )
+    })?;
+    let removed = marks.remove();
+    let detached = match was_open {
+        true => Ok(()),
+        false => detach(client, name, false).map_err(|failure| {
+            let why = format!("{name} stays attached (firn detach {name}): {failure}");
+            Failure::new(failure.code, why)
+        }),
+    };
+    removed.and(detached).map_err(|failure| {
+        Failure::new(
+            failure.code,
+            format!(
+                "the import is complete, {name} holds the image and the store has it; {failure}"
+            ),
+        )
+    })
 }
 
 /// Refuses to go on with what is read once.
@@ -251,12 +265,17 @@ fn copy_image(
         if args.overwrite {
             marks.remove()?;
         }
-        marks.set(image, 0, copy.digest)?;
+        marks.set_first(image)?;
     }
     copy.connect(connect(uris, CONNECTIONS)?);
     let time = image.map(|_| args.mark_interval.map_or(MARK_INTERVAL, |time| time.0));
-    while !copy.run(volume.size_bytes, time, &bar)? {
-        marks.set(image.unwrap_or(0), copy.at(), copy.digest)?;
+    // No more time goes into marks than into what they mark.
+    while !copy.run(
+        volume.size_bytes,
+        time.map(|time| time.max(marks.took())),
+        &bar,
+    )? {
+        marks.set(image.unwrap_or(0), copy.at(), copy.digest);
     }
     bar.finish_and_clear();
     copy.end()
@@ -281,7 +300,8 @@ fn check_same(args: &ImportArgs, mark: &Mark, image: u64, copy: &ImageCopy) -> R
     let (file, name) = (args.file.display(), args.volume_name());
     if !mark.is_of(image, copy.digest) {
         return Err(Failure::invalid(format!(
-            "{file} is not the image of which {name} has a part, or was changed since: begin anew with --overwrite"
+            "{file} is not the image of which {name} has a part, or was changed since: import it from its \
+             beginning with --overwrite and without --resume, which replaces all that {name} holds"
         )));
     }
     eprintln!(
@@ -305,6 +325,10 @@ fn explain(failure: Failure, client: &Client, args: &ImportArgs) -> Failure {
     let name = args.volume_name();
     let found = client.get::<Volume>(&volume_path(name));
     let is_gone = found.is_err_and(|failure| failure.code == FailureCode::NoSuchVolume);
+    if args.resume && failure.code == FailureCode::Invalid {
+        // It says what helps, and going on does not.
+        return failure;
+    }
     let left = match (is_gone, args.format, is_standard(&args.file)) {
         (true, ..) => format!("; {name} is deleted again"),
         (false, Some(ImageFormat::Qcow2), _) | (false, _, true) => {
