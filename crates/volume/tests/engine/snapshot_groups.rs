@@ -140,6 +140,37 @@ fn a_group_that_waits_for_the_store_ends_when_that_has_all() {
     assert_eq!(found(&mut elsewhere(&world), "there"), (2, 1));
 }
 
+#[test]
+fn a_group_that_waits_for_the_store_ends_with_an_error_when_that_fails_and_goes_there_later() {
+    let (mut world, data, wal) = two_volumes();
+    world.env.outage = true;
+    for volume in [&data, &wal] {
+        world.write(volume, 0, 2, 4096);
+    }
+    let refused = take_with(&mut world, &GROUP, Vec::new(), Durability::Store);
+    let refused = refused.expect_err("no store").to_string();
+    assert!(
+        refused.contains("is in the log of this host and not in the store yet")
+            && refused.contains("try again"),
+        "{refused}"
+    );
+    // It is taken all the same, as a group, and what is written now is not in it.
+    let again = take(&mut world, &GROUP).expect_err("it is there");
+    assert!(again.to_string().contains("exists already"), "{again}");
+    for volume in [&data, &wal] {
+        world.write(volume, 0, 3, 4096);
+    }
+    world.env.outage = false;
+    world.pass(60_000);
+    assert_eq!(found(&mut elsewhere(&world), "there"), (2, 2));
+    for volume in ["demo", "wal"] {
+        let listed = snapshot_infos(&mut world, volume);
+        let cut = listed.iter().find(|info| info.name.ends_with("@cut"));
+        let label = ("group".to_owned(), GROUP.join(" "));
+        assert!(cut.is_some_and(|info| info.is_stored && info.labels.contains(&label)));
+    }
+}
+
 /// While the store takes what they hold, another host takes one of the volumes over.
 #[test]
 fn a_group_that_waits_for_the_store_fails_if_a_volume_is_taken_over_meanwhile() {
