@@ -87,7 +87,7 @@ pub use options::{CompactOptions, Options};
 pub use recover::continuation::{Continuation, JournalMark};
 pub use recover::report::{RecoveryReport, StaleRing, TailReport};
 pub use request::watermark::{Watermark, Watermarks};
-pub use request::{ReadPlan, SyncWait, Volume, WritePlan};
+pub use request::{LogSnapshots, ReadPlan, SyncWait, Volume, WritePlan};
 pub use store::catalog::volume_spec::{
     VolumeInfo, VolumeOwner, VolumeSpec, check_name, check_size,
 };

@@ -335,6 +335,11 @@ fn describe_volume(volume: &Volume) -> String {
             seconds(overdue)
         ));
     }
+    if let Some(count) = volume.log_snapshots {
+        lines.push(format!(
+            "snapshots     {count} in the log of this server alone: as durable as a FLUSH, and not in the store yet"
+        ));
+    }
     if let Some(bytes) = volume.damaged_bytes {
         lines.push(format!(
             "damaged       {bytes} bytes: the log could not be read; they are errors until written again"

@@ -180,8 +180,16 @@ impl ControlPlane {
             );
             return Some(condition(HealthLevel::Degraded, why));
         }
-        let uploads = open.volume.upload_error()?;
-        let why = format!("uploads fail: {uploads}");
+        if let Some(uploads) = open.volume.upload_error() {
+            let why = format!("uploads fail: {uploads}");
+            return Some(condition(HealthLevel::Degraded, why));
+        }
+        let snapshots = open.volume.log_snapshots();
+        let failure = snapshots.failure?;
+        let why = format!(
+            "{} of its snapshots are in the log of this server alone, for they cannot be brought to the store: {failure}",
+            snapshots.count
+        );
         Some(condition(HealthLevel::Degraded, why))
     }
 

@@ -451,6 +451,10 @@ impl ControlPlane {
                 .map(|open| open.volume.watermarks().overdue_ms)
                 .filter(|overdue_ms| *overdue_ms > 0)
                 .map(|overdue_ms| overdue_ms as f64 / 1000.0),
+            log_snapshots: open
+                .as_ref()
+                .map(|open| open.volume.log_snapshots().count)
+                .filter(|count| *count > 0),
             damaged_bytes: open
                 .as_ref()
                 .map(|open| open.volume.damaged_bytes())

@@ -29,6 +29,9 @@ pub(crate) struct Volume {
     /// By how much the recovery point is missed, in seconds; only while it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) overdue_seconds: Option<f64>,
+    /// Snapshots that only the log of this server has, and the store not yet; only if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) log_snapshots: Option<u64>,
     /// Bytes that were given up since the volume was opened, because the log could not be read; only
     /// if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]

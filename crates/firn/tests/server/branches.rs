@@ -93,7 +93,11 @@ fn a_snapshot_is_taken_while_the_store_is_away_and_survives_a_kill_until_the_sto
     eventually("it is in the store", || is_stored(&server, "demo@first"));
     fs::rename(world.path("store"), world.path("away")).unwrap();
     client.write(0, &[2; BLOCK]).unwrap();
+    assert_eq!(world.show(&server, "demo").get("log_snapshots"), None);
     assert_eq!(create(&server, &["demo@away"]).trim(), "demo@away");
+    assert_eq!(world.show(&server, "demo")["log_snapshots"], 1);
+    let said = world.expect_success(&server, &["volume", "show", "demo"]);
+    assert!(said.contains("1 in the log of this server alone"), "{said}");
     client.write(0, &[3; BLOCK]).unwrap();
     drop(client);
     server.kill();

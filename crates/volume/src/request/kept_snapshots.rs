@@ -3,7 +3,26 @@
 use crate::log::snapshot_record::SnapshotRecord;
 use crate::request::tail::Tail;
 
+/// Snapshots of a volume that the log has and the store does not, yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogSnapshots {
+    /// How many there are.
+    pub count: u64,
+    /// Why one of them could not be brought to the store when that was tried last.
+    pub failure: Option<String>,
+}
+
 impl Tail {
+    /// What there is in the log alone.
+    pub(super) fn log_snapshots(&self) -> LogSnapshots {
+        let inner = self.lock();
+        let kept = inner.points.kept();
+        LogSnapshots {
+            count: kept.len() as u64,
+            failure: kept.iter().find_map(|kept| kept.failure.clone()),
+        }
+    }
+
     /// The snapshots that the log keeps for the store.
     pub(crate) fn kept_snapshots(&self) -> Vec<SnapshotRecord> {
         let inner = self.lock();

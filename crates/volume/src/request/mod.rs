@@ -27,6 +27,7 @@ use blkmq::io::{
 };
 use smallvec::SmallVec;
 
+pub use self::kept_snapshots::LogSnapshots;
 use crate::driver::file_name;
 use crate::engine::Engine;
 use crate::failures::FailureKind;
@@ -148,6 +149,11 @@ impl Volume {
     /// Why the last upload failed, if it did; it is being tried again.
     pub fn upload_error(&self) -> Option<String> {
         self.tail.upload.last_error()
+    }
+
+    /// Its snapshots that only the log of this host has, yet.
+    pub fn log_snapshots(&self) -> LogSnapshots {
+        self.tail.log_snapshots()
     }
 
     /// What is known of its packs in the store; none: it was not surveyed since it was opened.

@@ -510,6 +510,24 @@ fn snapshots_that_are_taken_at_once_count_each_others_records() {
     assert_eq!(listed.iter().filter(|info| info.is_stored).count(), 9);
 }
 
+#[test]
+fn a_volume_says_how_many_snapshots_only_the_log_has_and_why() {
+    let (mut world, volume) = with_known_names();
+    assert_eq!(volume.log_snapshots().count, 0);
+    world.sync(&volume);
+    world.env.outage = true;
+    for nth in 0..3 {
+        take(&mut world, &format!("demo@n{nth}")).expect("taken");
+    }
+    assert_eq!(volume.log_snapshots().count, 3);
+    world.pass(600_000);
+    let log = volume.log_snapshots();
+    assert!(log.count == 3 && log.failure.is_some(), "{log:?}");
+    world.env.outage = false;
+    world.pass(60_000);
+    assert_eq!(volume.log_snapshots().count, 0);
+}
+
 /// More in an outage than one volume may have: the next is refused, and nothing that was acknowledged is lost.
 #[test]
 fn an_outage_leaves_room_for_few_and_says_so() {
