@@ -51,6 +51,8 @@ struct Progress {
     /// Whether the store was asked for what was taken before.
     is_known: bool,
     newest: Option<Taken>,
+    /// There may be more than it keeps: an attempt to remove them failed, or it kept more before the start.
+    has_excess: bool,
     /// Why the last attempt failed, and when the next one may be.
     failing: Option<(String, Instant)>,
 }
@@ -105,6 +107,7 @@ impl Progress {
             since: Instant::now(),
             is_known: false,
             newest: None,
+            has_excess: false,
             failing: None,
         }
     }
@@ -222,8 +225,6 @@ impl ControlPlane {
                 }
                 let delay = RETRY_DELAY.min(schedule.every / 10);
                 progress.failing = Some((failure.detail, Instant::now() + delay));
-                // It may have been taken all the same.
-                progress.is_known = false;
             }
         }
         self.schedules.progress().insert(key, progress);
@@ -242,16 +243,35 @@ impl ControlPlane {
                 unix_ms: newest.taken_unix_ms,
                 lsn: newest.lsn,
             });
+            progress.has_excess = own.len() > schedule.keep as usize;
             progress.is_known = true;
         }
+        // First what is due, for what cannot be removed may stay so for long.
+        if self.take(open, schedule, progress).await? {
+            progress.has_excess = true;
+        }
+        if progress.has_excess {
+            self.remove_excess(open, schedule).await?;
+            progress.has_excess = false;
+        }
+        Ok(())
+    }
+
+    /// Takes one, if it is due and would be another one than the newest; whether it did.
+    async fn take(
+        &self,
+        open: &Arc<OpenVolume>,
+        schedule: &SnapshotSchedule,
+        progress: &mut Progress,
+    ) -> Result<bool> {
         let now_ms = unix_ms();
         if !is_due(progress.newest, schedule.every, now_ms) {
-            return Ok(());
+            return Ok(false);
         }
         let written = open.watermarks().acknowledged.lsn;
         if progress.newest.map_or(0, |newest| newest.lsn) >= written {
             // It would be the one that is there, or empty.
-            return Ok(());
+            return Ok(false);
         }
         let request = CreateSnapshot {
             name: snapshot_name(&schedule.name(), now_ms),
@@ -259,14 +279,17 @@ impl ControlPlane {
             wait: SnapshotWait::Log,
             copied_unix_ms: None,
         };
+        // If this fails, it may have been taken all the same.
+        progress.is_known = false;
         let taken = self.take_snapshot(&open.info.name, request).await?;
+        progress.is_known = true;
         self.schedules.taken.fetch_add(1, Ordering::Relaxed);
         tracing::info!(snapshot = taken.name, "taken by schedule");
         progress.newest = Some(Taken {
             unix_ms: now_ms,
             lsn: taken.lsn,
         });
-        self.remove_excess(open, schedule).await
+        Ok(true)
     }
 
     async fn remove_excess(

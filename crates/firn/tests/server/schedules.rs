@@ -137,3 +137,33 @@ fn a_schedule_goes_on_after_a_kill_where_it_was() {
     let again = of_schedule(&world, &server, "demo", "1h");
     assert_eq!(again, hourly, "the hour is not over");
 }
+
+#[test]
+fn what_a_schedule_keeps_no_longer_goes_without_another_snapshot() {
+    let world = World::new();
+    let serve = |schedule| {
+        let arguments = ["--volume", "demo=16MiB", "--snapshot-schedule", schedule];
+        world.serve("cache", &arguments)
+    };
+    let server = serve("demo=1s,keep=3");
+    let mut client = server.connect("demo");
+    let mut count = 0;
+    eventually("three", || {
+        write(&mut client, &mut count);
+        of_schedule(&world, &server, "demo", "1s").len() == 3
+    });
+    drop(client);
+    // It has what the volume is, so nothing is to be taken.
+    eventually("the newest has all", || {
+        let newest = world.show(&server, "demo")["watermarks"]["acknowledged"]["lsn"].clone();
+        let list = world.expect_success(&server, &["snapshot", "list", "demo", "--json"]);
+        let list: Value = serde_json::from_str(&list).unwrap();
+        let all = list["snapshots"].as_array().unwrap();
+        all.iter().any(|one| one["lsn"] == newest)
+    });
+    assert!(server.stop().success());
+    let server = serve("demo=1s,keep=1");
+    eventually("the older ones go", || {
+        of_schedule(&world, &server, "demo", "1s").len() == 1
+    });
+}
