@@ -30,6 +30,10 @@ const LISTED_AT_ONCE: usize = 1000;
 /// After a failure it is tried again when this has passed, or a tenth of the schedule's time if that is less.
 const RETRY_DELAY: Duration = Duration::from_secs(60);
 
+/// How long the removal of old ones may take at once: while the store is away it waits for that, and the log goes on taking
+/// new ones.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A volume, by its identity, and the name of a schedule.
 type Key = (String, String);
 
@@ -160,6 +164,17 @@ fn snapshot_name(schedule: &str, at_ms: u64) -> String {
     format!("auto-{schedule}-{}", time.replace(['-', ':'], ""))
 }
 
+/// The failure of a removal that takes too long.
+fn not_removed() -> Failure {
+    Failure::new(
+        FailureCode::StoreUnavailable,
+        format!(
+            "those that it keeps no longer were not removed within {} s: the store does not answer in time",
+            REMOVAL_TIMEOUT.as_secs()
+        ),
+    )
+}
+
 impl ControlPlane {
     /// Takes and removes snapshots by schedule for as long as it is polled.
     pub(crate) async fn keep_schedules(&self) {
@@ -251,7 +266,10 @@ impl ControlPlane {
             progress.has_excess = true;
         }
         if progress.has_excess {
-            self.remove_excess(open, schedule).await?;
+            // What was begun goes on in the engine, and the next attempt finds it done.
+            let removal = self.remove_excess(open, schedule);
+            let removed = tokio::time::timeout(REMOVAL_TIMEOUT, removal).await;
+            removed.unwrap_or_else(|_| Err(not_removed()))?;
             progress.has_excess = false;
         }
         Ok(())

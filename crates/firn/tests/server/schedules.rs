@@ -167,3 +167,31 @@ fn what_a_schedule_keeps_no_longer_goes_without_another_snapshot() {
         of_schedule(&world, &server, "demo", "1s").len() == 1
     });
 }
+
+#[test]
+fn a_schedule_goes_on_while_the_store_is_away_and_nothing_can_be_removed() {
+    let world = World::new();
+    let arguments = [
+        "--volume",
+        "demo=16MiB",
+        "--snapshot-schedule",
+        "demo=1s,keep=1",
+    ];
+    let server = world.serve("cache", &arguments);
+    let mut client = server.connect("demo");
+    let mut count = 0;
+    eventually("the first one", || {
+        write(&mut client, &mut count);
+        !of_schedule(&world, &server, "demo", "1s").is_empty()
+    });
+    world.swap_store_and_file();
+    eventually("the log has three", || {
+        write(&mut client, &mut count);
+        world.show(&server, "demo")["log_snapshots"].as_u64() >= Some(3)
+    });
+    world.swap_store_and_file();
+    drop(client);
+    eventually("the older ones go", || {
+        of_schedule(&world, &server, "demo", "1s").len() == 1
+    });
+}
