@@ -114,6 +114,36 @@ faults! {
     Checked => "checked, and goes on",
     /// The store said that it is not.
     UncheckedEnded => "checked, and ended",
+    /// A snapshot was acknowledged.
+    SnapshotTaken => "snapshot taken",
+    /// It was in the log alone then, and the store has it since.
+    SnapshotBrought => "snapshot brought to the store",
+    /// A process died while it made one.
+    SnapshotCut => "crash while a snapshot was made",
+    /// Its deletion was acknowledged.
+    SnapshotDeleted => "snapshot deleted",
+    /// It was read as a whole.
+    SnapshotRead => "snapshot read",
+    /// Another host than the one that took it did.
+    SnapshotReadElsewhere => "snapshot read elsewhere",
+    /// Snapshots of several volumes were taken together.
+    GroupTaken => "group of snapshots taken",
+    /// Members of one were found to be of one moment.
+    GroupJudged => "group of snapshots judged",
+    /// A fork was made.
+    ForkMade => "fork made",
+    /// A process died while it made one, or its end was an error.
+    ForkUnsure => "fork made or not",
+    /// A fork was opened for the first time.
+    ForkOpened => "fork opened",
+    /// By another host than the one that made it.
+    ForkOpenedElsewhere => "fork opened elsewhere",
+    /// A volume was set back to a snapshot.
+    Restored => "volume set back",
+    /// A process died while it did so, or said that it failed.
+    RestoreUnsure => "volume set back or not",
+    /// And it was.
+    RestoredUnheard => "volume set back, and nobody heard it",
     /// A store write was applied and its answer lost.
     UnknownApplied => "store answer lost, applied",
     /// A store write was not applied and its answer lost.

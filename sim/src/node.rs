@@ -15,6 +15,9 @@ use crate::rng::Rng;
 use crate::store::{Call, CallError, CallResult, Condition, Reply};
 use crate::trace::Violation;
 
+mod points;
+
+pub use points::{PointAsk, PointEnd};
 pub use volume::RecoveryReport;
 pub use volume::Volume;
 pub use volume::driver::{Computation, ComputeKind, DiskOp, Request, RequestId, RequestOp};
@@ -75,6 +78,8 @@ pub enum NodeEvent {
         /// How it ended.
         result: Result<(), Failure>,
     },
+    /// What was asked of a snapshot or a fork ended.
+    Point(u64, PointEnd),
 }
 
 /// Notes that the engine wants its procedures run.
@@ -103,6 +108,7 @@ pub struct Node {
     dropping: Vec<(usize, Answer<Result<(), OpenError>>)>,
     syncing: Vec<PendingSync>,
     open: BTreeMap<usize, Arc<Volume>>,
+    points: points::PointCalls,
     compaction_steps: u64,
 }
 
@@ -190,6 +196,7 @@ impl Node {
             dropping: Vec::new(),
             syncing: Vec::new(),
             open: BTreeMap::new(),
+            points: points::PointCalls::default(),
             compaction_steps: 0,
         }
     }
@@ -379,6 +386,7 @@ impl Node {
             events.push(NodeEvent::Closed(volume, result));
         });
         take_ended(&mut self.dropping, |_, _| {});
+        self.points.take_ended(&mut events);
         take_ended(&mut self.deleting, |token, result| {
             events.push(NodeEvent::Deleted(token, result));
         });
@@ -465,7 +473,7 @@ impl Node {
 }
 
 /// Hands on what ended of these, and keeps the rest.
-fn take_ended<T>(all: &mut Vec<(usize, Answer<T>)>, mut on_end: impl FnMut(usize, T)) {
+fn take_ended<I: Copy, T>(all: &mut Vec<(I, Answer<T>)>, mut on_end: impl FnMut(I, T)) {
     all.retain(|(token, answer)| match answer.try_take() {
         Some(result) => {
             on_end(*token, result);

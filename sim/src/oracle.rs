@@ -2,11 +2,12 @@
 //!
 //! [`stamp`] makes every written sector describe itself; [`history`] keeps what was committed,
 //! acknowledged and flushed, and decides whether a read or a recovered volume agrees with it;
-//! [`linear`] judges the same reads by their times alone. These share no code with the
+//! [`linear`] judges the same reads by their times alone; [`moments`] judges groups of snapshots. These share no code with the
 //! engine and know none of its formats: they see what a client sees. [`garbage`] looks at what lies in the store, where
 //! clients see nothing.
 
 pub mod garbage;
 pub mod history;
 pub mod linear;
+pub mod moments;
 pub mod stamp;

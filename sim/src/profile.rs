@@ -77,6 +77,15 @@ pub struct Fleet {
     pub recreate: u32,
 }
 
+/// Snapshots and forks. Rates are in ten thousand actions of clients.
+#[derive(Clone, Debug, Default)]
+pub struct PointRates {
+    /// Something is done to a snapshot or a fork; zero: there are none.
+    pub act: u32,
+    /// Forks that there may be, each with clients of its own.
+    pub forks: u64,
+}
+
 /// A drawn world.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -92,7 +101,9 @@ pub struct Profile {
     pub set_back: bool,
     /// What befalls them, if there are several.
     pub fleet: Fleet,
-    /// Volumes.
+    /// Snapshots and forks of the volumes.
+    pub points: PointRates,
+    /// Volumes, forks aside.
     pub volumes: u64,
     /// Sectors of each volume.
     pub sectors: u64,
@@ -227,6 +238,7 @@ impl Profile {
             compute_ns: 0,
             set_back: false,
             fleet: Fleet::default(),
+            points: PointRates::default(),
             volumes: *rng.pick(&[1, 1, 2, 3]),
             sectors,
             block: *rng.pick(&[1, 1, 8]),
@@ -275,7 +287,27 @@ impl Profile {
         profile.draw_set_back(seed);
         profile.draw_unchecked(seed);
         profile.draw_compaction(seed);
+        profile.draw_points(seed);
         profile
+    }
+
+    /// Half of the worlds have snapshots, and most of these forks.
+    fn draw_points(&mut self, seed: u64) {
+        let rng = &mut Rng::stream(seed, "points");
+        if self.set_back || rng.coin() {
+            return;
+        }
+        self.points = PointRates {
+            act: *rng.pick(&[100, 300, 1000]),
+            forks: *rng.pick(&[0, 1, 1, 2]),
+        };
+        // Of a log and its clone either may go on, and each has the snapshots that only a log has.
+        self.fleet.clone = 0;
+    }
+
+    /// Names in the store: of volumes, and of what may become forks.
+    pub fn lines(&self) -> u64 {
+        self.volumes + self.points.forks
     }
 
     /// Most worlds compact, and far more than is of use.

@@ -457,6 +457,11 @@ impl SimStore {
         self.next_version
     }
 
+    /// An object's bytes, for oracles.
+    pub fn data(&self, key: &str) -> Option<&[u8]> {
+        self.objects.get(key).map(|object| &*object.data)
+    }
+
     /// A copy of all objects.
     pub fn save(&self) -> SavedStore {
         SavedStore(self.objects.clone())

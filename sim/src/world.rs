@@ -32,6 +32,7 @@ mod line;
 mod machine;
 mod outcome;
 mod plan;
+mod points;
 mod recovery_point;
 mod run;
 mod scan;
@@ -92,6 +93,10 @@ enum ProcessEvent {
     ScriptsEnd,
     /// The next try to bring an attachment up.
     Retry { attachment: usize },
+    /// A woken request of a reader of a snapshot goes on.
+    ResumeReader { reader: u64, req: u64 },
+    /// A snapshot is looked for again, at the end.
+    LastRead(usize),
     /// A device issues a request again.
     Reissue { attachment: usize, req: u64 },
     /// The next try of deleting a name and creating it again.
@@ -115,6 +120,8 @@ enum Phase {
     LastOpen,
     /// They are open, and so many passes of the collector must have ended.
     LastPasses(usize),
+    /// What is left of snapshots is read.
+    LastReads,
     /// It is over.
     Done,
 }
@@ -150,6 +157,8 @@ struct Attachment {
     has_let_go: bool,
     phase: AttachmentPhase,
     history: History,
+    /// A restore was asked for that may have taken place: what the volume is then.
+    restored: Option<Box<History>>,
     /// Its server died inside a commit: what of that is there only an image tells.
     is_torn: bool,
     /// Processes that came up since one served it.
@@ -194,6 +203,7 @@ pub struct World {
     /// Of each machine in turn, one for each name.
     attachments: Vec<Attachment>,
     lines: Vec<Line>,
+    points: points::Points,
     /// Volumes so far, counted by their stamps.
     numbers: u64,
     /// Branches of histories so far.
@@ -245,7 +255,7 @@ impl World {
         };
         let store = SimStore::new(Rng::stream(seed, "store"), profile.store.clone());
         let attachments = (0..hosts)
-            .flat_map(|host| (0..profile.volumes).map(move |line| (host, line)))
+            .flat_map(|host| (0..profile.lines()).map(move |line| (host, line)))
             .map(|(host, line)| Attachment::new(seed, host, line, &profile))
             .collect();
         let mut world = World {
@@ -266,8 +276,11 @@ impl World {
             processes: hosts,
             process_machines: (0..hosts as usize).collect(),
             attachments,
-            lines: (0..profile.volumes).map(Line::new).collect(),
-            numbers: profile.volumes,
+            lines: (0..profile.lines())
+                .map(|nth| Line::new(nth, nth >= profile.volumes))
+                .collect(),
+            points: points::Points::new(seed),
+            numbers: profile.lines(),
             branches: 0,
             callers: BTreeMap::new(),
             requests: BTreeMap::new(),

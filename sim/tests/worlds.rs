@@ -6,7 +6,7 @@ use std::time::Duration;
 use sim::batch::{self, Batch};
 use sim::exhaustive;
 use sim::faults::Fault;
-use sim::profile::{Fleet, Profile};
+use sim::profile::{Fleet, PointRates, Profile};
 use sim::world::{Watch, World};
 
 const SEEDS: u64 = 12;
@@ -100,6 +100,8 @@ fn hosts_that_share_a_store_keep_one_line_of_commits() {
         // An older copy of the store may say that the other host has the volume: that is no world of these.
         (profile.hosts, profile.set_back) = (2, false);
         profile.actions = profile.actions.min(300);
+        // Which of a log and its clone has the snapshots that only a log has, is not judged.
+        profile.points = PointRates::default();
         profile.fleet = Fleet {
             operate_ns: 20_000_000,
             pause: 1000,
@@ -114,4 +116,24 @@ fn hosts_that_share_a_store_keep_one_line_of_commits() {
         taken += outcome.faults.of(Fault::TakeOver);
     }
     assert!(taken > 0);
+}
+
+#[test]
+fn snapshots_and_forks_are_what_their_volumes_were_over_crashes_and_failures_of_the_store() {
+    let (mut judged, mut forks) = (0, 0);
+    for seed in 1..=12 {
+        let mut profile = Profile::draw(seed);
+        (profile.set_back, profile.fleet.clone) = (false, 0);
+        profile.points = PointRates {
+            act: 1000,
+            forks: 2,
+        };
+        profile.actions = profile.actions.min(300);
+        let outcome = World::with(seed, profile, Watch::default()).run();
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        judged += outcome.faults.of(Fault::SnapshotRead);
+        forks += outcome.faults.of(Fault::ForkOpened);
+    }
+    assert!(judged > 0, "no snapshot was read");
+    assert!(forks > 0, "no fork was opened");
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use blkmq::io::Op;
 
 use crate::disk::{Corruptible, DiskFaults, PowerCut};
-use crate::profile::{Fleet, Limits, Profile, RingFaults};
+use crate::profile::{Fleet, Limits, PointRates, Profile, RingFaults};
 use crate::store::StoreFaults;
 use crate::trace::Violation;
 use crate::workload::Action;
@@ -39,6 +39,7 @@ fn profile() -> Profile {
         compute_ns: 0,
         set_back: false,
         fleet: Fleet::default(),
+        points: PointRates::default(),
         volumes: 1,
         sectors: 32,
         block: 1,

@@ -14,6 +14,7 @@ use super::stamp::{SectorContent, Stamp};
 use crate::disk::SECTOR;
 use crate::trace::Violation;
 
+mod point;
 #[cfg(test)]
 mod tests;
 
@@ -62,7 +63,7 @@ pub struct ReadWindow {
 }
 
 /// Closed intervals of history positions, ascending and apart.
-type Intervals = Vec<(u64, u64)>;
+pub type Intervals = Vec<(u64, u64)>;
 
 fn intersect(a: &Intervals, b: &Intervals) -> Intervals {
     let (mut i, mut j, mut both) = (0, 0, Vec::new());
@@ -80,6 +81,8 @@ fn intersect(a: &Intervals, b: &Intervals) -> Intervals {
 #[derive(Clone, Debug)]
 pub struct History {
     volume: u64,
+    /// Volumes whose bytes it began with, if it is a fork's.
+    ancestors: Vec<u64>,
     /// Per sector its versions: position and value. Before the first it held zeroes.
     versions: Vec<Vec<(u64, Value)>>,
     /// How many commits there were.
@@ -109,6 +112,7 @@ impl History {
     pub fn new(volume: u64, sectors: u64) -> History {
         History {
             volume,
+            ancestors: Vec::new(),
             versions: vec![Vec::new(); sectors as usize],
             len: 0,
             acked: 0,
@@ -266,7 +270,9 @@ impl History {
             SectorContent::Zero => Ok(Value::Zero),
             SectorContent::Poison => wrong("bytes that nobody ever wrote".into()),
             SectorContent::Garbage => wrong("torn, or no client's bytes".into()),
-            SectorContent::Stamp(stamp) if stamp.volume != self.volume => {
+            SectorContent::Stamp(stamp)
+                if stamp.volume != self.volume && !self.ancestors.contains(&stamp.volume) =>
+            {
                 wrong(format!("bytes of another volume: {stamp:?}"))
             }
             SectorContent::Stamp(stamp) if stamp.sector != sector => {
@@ -378,37 +384,13 @@ impl History {
         image: &[u8],
         unread: &BTreeSet<u64>,
     ) -> Result<u64, Violation> {
-        assert_eq!(
-            image.len(),
-            self.versions.len() * SECTOR,
-            "the whole volume"
-        );
         let loss = self.loss.unwrap_or(Loss::Process);
         let floor = match loss {
             Loss::Process => self.acked,
             Loss::Host => self.flushed,
             Loss::Cache => self.stored.max(self.due),
         };
-        let mut prefix: Intervals = vec![(0, self.len)];
-        for (index, chunk) in image.chunks(SECTOR).enumerate() {
-            let sector = index as u64;
-            if unread.contains(&sector) {
-                continue;
-            }
-            let value = self.value(sector, chunk)?;
-            let here = self.allowed(sector, value, 0, self.len);
-            let both = intersect(&prefix, &here);
-            if both.is_empty() {
-                let detail = format!(
-                    "after {loss:?} loss no prefix of the {} commits fits: sector {sector} holds \
-                     {value:?}, so {here:?}, but the sectors before it say {prefix:?}; floor \
-                     {floor}, sector history {:?}",
-                    self.len, self.versions[index]
-                );
-                return Err(Violation::new("S4 prefix", detail));
-            }
-            prefix = both;
-        }
+        let prefix = self.prefixes(image, unread)?;
         let found = prefix.last().map_or(0, |(_, high)| *high);
         if found < floor {
             let detail = format!(
@@ -427,6 +409,36 @@ impl History {
             self.versions[*sector as usize] = vec![(0, Value::Unknown)];
         }
         Ok(found)
+    }
+
+    /// The prefixes of the history of which this may be the whole image.
+    fn prefixes(&self, image: &[u8], unread: &BTreeSet<u64>) -> Result<Intervals, Violation> {
+        assert_eq!(
+            image.len(),
+            self.versions.len() * SECTOR,
+            "the whole volume"
+        );
+        let mut prefix: Intervals = vec![(0, self.len)];
+        for (index, chunk) in image.chunks(SECTOR).enumerate() {
+            let sector = index as u64;
+            if unread.contains(&sector) {
+                continue;
+            }
+            let value = self.value(sector, chunk)?;
+            let here = self.allowed(sector, value, 0, self.len);
+            let both = intersect(&prefix, &here);
+            if both.is_empty() {
+                let detail = format!(
+                    "after {:?} loss no prefix of the {} commits fits: sector {sector} holds \
+                     {value:?}, so {here:?}, but the sectors before it say {prefix:?}; stored \
+                     {}, sector history {:?}",
+                    self.loss, self.len, self.stored, self.versions[index]
+                );
+                return Err(Violation::new("S4 prefix", detail));
+            }
+            prefix = both;
+        }
+        Ok(prefix)
     }
 
     fn roll_back(&mut self, position: u64) {

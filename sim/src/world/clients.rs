@@ -97,10 +97,11 @@ impl Attachment {
             block: profile.block,
         };
         let client = |n: u64| {
-            let mut rng = Rng::stream(
-                seed,
-                &format!("client {} {n}", machine * profile.volumes + line),
-            );
+            let name = match line.checked_sub(profile.volumes) {
+                None => format!("client {} {n}", machine * profile.volumes + line),
+                Some(fork) => format!("client of fork {machine} {fork} {n}"),
+            };
+            let mut rng = Rng::stream(seed, &name);
             let generator = workload::draw(&mut rng, shape);
             Client::new(rng, generator)
         };
@@ -109,10 +110,11 @@ impl Attachment {
             line: line as usize,
             number: line,
             order: 0,
-            wanted: machine == 0,
+            wanted: machine == 0 && line < profile.volumes,
             has_let_go: false,
             phase: AttachmentPhase::Down,
             history: History::new(line, profile.sectors),
+            restored: None,
             is_torn: false,
             idle_boots: 0,
             hidden: None,
@@ -133,6 +135,7 @@ impl Attachment {
         Attachment {
             history: self.history.clone(),
             hidden: self.hidden.clone(),
+            restored: self.restored.clone(),
             transport: None,
             clients: self.clients.iter().map(Client::copy).collect(),
             image: Vec::new(),
@@ -199,6 +202,7 @@ impl World {
             return;
         }
         self.actions_left -= 1;
+        self.act_on_points(attachment);
         let mut pause = 0;
         match action {
             Action::Op(op) => self.issue(attachment, client, op),
@@ -296,6 +300,7 @@ impl World {
                 }
                 let position = history.commit(op_range(&issued.op), value);
                 issued.position = Some(position);
+                self.points.note_commit(attachment);
                 self.trace.record(&[1, id.0, position]);
                 self.trace.log(self.now, || {
                     format!("v{attachment} commit {position} = {}", id.0)

@@ -55,6 +55,7 @@ impl World {
     pub(super) fn kill_process(&mut self, machine: usize) {
         let next = self.next_process(machine);
         self.machines[machine].end_process(next);
+        self.lose_point_calls(machine);
         let here = &self.attachments;
         self.requests
             .retain(|_, request| here[request.attachment].machine != machine);
@@ -131,6 +132,7 @@ impl World {
         self.count(Fault::HostLoss);
         self.trace.log(self.now, || format!("m{machine} host loss"));
         self.note_exposure(machine);
+        self.lose_logged_snapshots(machine);
         self.forget_devices(machine);
         self.kill_process(machine);
         if self.has_gone_back() && !self.has_gone_on() {

@@ -63,7 +63,8 @@ impl World {
             return self.clone_cache(machine);
         }
         let here = &self.attachments[attachment];
-        let busy = self.lines[here.line].recreation.is_some();
+        let line = &self.lines[here.line];
+        let busy = line.recreation.is_some() || !line.is_used;
         match here.phase {
             AttachmentPhase::Down if !here.wanted && !busy => {
                 let take_over = self.chance.draw_rate(fleet.take_over);
@@ -156,6 +157,7 @@ impl World {
         self.trace.log(self.now, || {
             format!("m{copy} becomes a clone of m{machine}")
         });
+        self.lose_logged_snapshots(copy);
         self.kill_process(copy);
         let mut disk = self.machines[machine].disk.clone();
         disk.host_crash(PowerCut::LoseAll);
@@ -400,7 +402,7 @@ impl World {
             self.machines[machine].is_up = false;
         }
         for attachment in &mut self.attachments {
-            attachment.wanted = attachment.machine == 0;
+            attachment.wanted = attachment.machine == 0 && self.lines[attachment.line].is_used;
         }
     }
 }

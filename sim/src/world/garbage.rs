@@ -53,8 +53,7 @@ impl World {
             self.trace.log(self.now, || "the last passes".into());
             self.phase = Phase::LastPasses(self.passes + LAST_PASSES);
         } else {
-            self.trace.log(self.now, || "over".into());
-            self.phase = Phase::Done;
+            self.begin_last_reads();
         }
     }
 }

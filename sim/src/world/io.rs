@@ -28,12 +28,21 @@ pub(super) enum IoOwner {
         piece: PieceId,
         rest: Option<(u64, Vec<u8>)>,
     },
+    /// A reader of a snapshot.
+    Reader {
+        reader: u64,
+        req: ReqId,
+        piece: PieceId,
+    },
 }
 
 impl std::fmt::Debug for IoOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             IoOwner::Engine(id) => write!(f, "for the engine's {}", id.0),
+            IoOwner::Reader { reader, req, .. } => {
+                write!(f, "for reader {reader} request {}", req.0)
+            }
             IoOwner::Move {
                 attachment,
                 req,
@@ -237,6 +246,27 @@ impl World {
         }
     }
 
+    /// Starts what a reader of a snapshot needs.
+    pub(super) fn submit_reader_move(&mut self, machine: usize, reader: u64, needed: Move) {
+        let Move {
+            req,
+            piece,
+            file,
+            offset,
+            what,
+        } = needed;
+        let Direction::Read(len) = what else {
+            panic!("a reader of a snapshot writes");
+        };
+        let owner = IoOwner::Reader { reader, req, piece };
+        if file == FileId::MEMORY {
+            return self.start_memory(machine, owner, MemoryOp::Read(offset, len));
+        }
+        let file = file.0;
+        let io = Io::Read { file, offset, len };
+        self.start_disk(machine, Origin::Client, owner, io);
+    }
+
     fn start_disk(&mut self, machine: usize, origin: Origin, owner: IoOwner, io: Io) {
         // A sync takes longer than a write, and is overtaken by writes that it need not cover.
         let typical = match io {
@@ -300,6 +330,10 @@ impl World {
                 if let Some(node) = &mut self.machines[machine].node {
                     node.on_disk_done(id, result);
                 }
+                Ok(())
+            }
+            IoOwner::Reader { reader, req, piece } => {
+                self.on_reader_moved(reader, req, piece, result);
                 Ok(())
             }
             IoOwner::Move {

@@ -105,7 +105,11 @@ impl World {
                 self.bring_up(attachment);
                 Ok(())
             }
-            NodeEvent::Closed(attachment, result) => self.on_closed(attachment, &result),
+            NodeEvent::Closed(attachment, result) => {
+                self.on_closed(attachment, &result)?;
+                self.restore_closed(attachment, &result);
+                Ok(())
+            }
             NodeEvent::Deleted(line, result) => {
                 self.on_deleted(line, &result);
                 Ok(())
@@ -116,6 +120,7 @@ impl World {
                 covers,
                 result,
             } => self.on_synced(attachment, client, covers, &result),
+            NodeEvent::Point(token, end) => self.on_point(token, end),
         }
     }
 
@@ -214,12 +219,7 @@ impl World {
                 Ok(())
             }
             // Somebody else has it, or it was deleted: the operator may think again.
-            Failure::Held { .. }
-            | Failure::NoSuchVolume(_)
-            | Failure::Fenced(_)
-            | Failure::InUse(_)
-                if !self.is_single() && self.phase != Phase::LastOpen =>
-            {
+            _ if self.may_be_anothers(line, failure) => {
                 self.attachments[attachment].wanted = false;
                 self.attachments[attachment].forget_device();
                 Ok(())
@@ -254,6 +254,16 @@ impl World {
                 Err(Violation::new("S4 prefix", detail))
             }
         }
+    }
+
+    /// Whether this may be why a volume of several hosts cannot be opened here. Of a fork that was made its root is there.
+    fn may_be_anothers(&self, line: usize, failure: &Failure) -> bool {
+        let is_theirs = match failure {
+            Failure::Held { .. } | Failure::Fenced(_) | Failure::InUse(_) => true,
+            Failure::NoSuchVolume(_) => !self.lines[line].is_fork(),
+            _ => false,
+        };
+        is_theirs && !self.is_single() && self.phase != Phase::LastOpen
     }
 
     pub(super) fn all_serving(&mut self) {
@@ -315,9 +325,12 @@ impl World {
         let up = self.attachments.iter().all(super::Attachment::is_settled)
             && self.lines.iter().all(|line| line.recreation.is_none());
         let quiet = self.attachments.iter().all(super::Attachment::is_quiet);
+        let heals = self.phase == Phase::Heal && up && quiet;
+        let rests = !heals || self.points_are_at_rest()?;
         match self.phase {
             Phase::Work if self.actions_left == 0 => self.stop_faults(),
             _ if self.ends_set_back() => self.phase = Phase::Done,
+            Phase::Heal if up && quiet && !rests => {}
             Phase::Heal if up && quiet && self.rests_on_recovery_point() => {
                 self.await_recovery_point();
             }
@@ -344,9 +357,10 @@ impl World {
             }
             Phase::LastOpen if up => self.await_last_passes(),
             Phase::LastPasses(wanted) if self.passes >= wanted => {
-                self.trace.log(self.now, || "over".into());
-                self.phase = Phase::Done;
+                self.begin_last_reads();
+                self.go_on_with_last_reads();
             }
+            Phase::LastReads => self.go_on_with_last_reads(),
             _ => {}
         }
         Ok(())

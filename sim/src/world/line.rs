@@ -35,14 +35,29 @@ struct Incarnation {
     number: u64,
     /// Versions of the root from here on are its own.
     from_version: u64,
+    /// What it began with, if that was not nothing: one of these.
+    origins: Vec<History>,
     /// By order.
     tenures: Vec<Tenure>,
+}
+
+/// How a fork began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ForkOrigin {
+    /// Which machine made it.
+    pub(super) maker: usize,
+    /// Of which snapshot.
+    pub(super) snapshot: Option<usize>,
 }
 
 /// A name in the store.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) name: String,
+    /// There is a volume of this name, or may be: a name for a fork waits for one.
+    pub(super) is_used: bool,
+    /// It is a fork that nobody has read yet.
+    new_fork: Option<ForkOrigin>,
     pub(super) created: bool,
     incarnations: Vec<Incarnation>,
     /// Somebody asked for its deletion, which may take effect late.
@@ -61,14 +76,18 @@ pub(super) struct HiddenHistory {
 }
 
 impl Line {
-    pub(super) fn new(number: u64) -> Line {
+    /// The name of a volume, or of a fork that may come.
+    pub(super) fn new(number: u64, is_fork: bool) -> Line {
         let first = Incarnation {
             number,
             from_version: 0,
+            origins: Vec::new(),
             tenures: Vec::new(),
         };
         Line {
-            name: format!("v{number}"),
+            name: format!("{}{number}", if is_fork { "f" } else { "v" }),
+            is_used: !is_fork,
+            new_fork: None,
             created: false,
             incarnations: vec![first],
             may_be_deleted: false,
@@ -81,8 +100,34 @@ impl Line {
         self.incarnations.push(Incarnation {
             number,
             from_version,
+            origins: Vec::new(),
             tenures: Vec::new(),
         });
+    }
+
+    /// There is a fork of this name, or may be.
+    pub(super) fn begin_as_fork(
+        &mut self,
+        origins: Vec<History>,
+        origin: ForkOrigin,
+        is_sure: bool,
+    ) {
+        (self.is_used, self.created) = (true, true);
+        self.may_be_deleted = !is_sure;
+        self.new_fork = Some(origin);
+        if let Some(first) = self.incarnations.first_mut() {
+            first.origins = origins;
+        }
+    }
+
+    /// Whether a fork has the name, or had it.
+    pub(super) fn is_fork(&self) -> bool {
+        !self.incarnations[0].origins.is_empty()
+    }
+
+    /// How it began, if it is a fork that was read for the first time.
+    pub(super) fn take_new_fork(&mut self) -> Option<ForkOrigin> {
+        self.new_fork.take()
     }
 
     fn incarnation_of(&self, order: u64) -> usize {
@@ -111,7 +156,7 @@ impl World {
     }
 
     /// Whether another machine replaced the root after `since`, and up to `until`.
-    fn was_replaced_elsewhere(&self, attachment: usize, since: u64, until: u64) -> bool {
+    pub(super) fn was_replaced_elsewhere(&self, attachment: usize, since: u64, until: u64) -> bool {
         let machine = self.attachments[attachment].machine;
         let writes = self.store.replacements(&self.root_key(attachment));
         writes.iter().any(|write| {
@@ -142,7 +187,7 @@ impl World {
         unread: &BTreeSet<u64>,
     ) -> Result<(u64, bool), Violation> {
         if self.is_single() {
-            return Ok((self.judge_own(attachment, image, unread)?, true));
+            return self.judge_only(attachment, image, unread);
         }
         let here = &self.attachments[attachment];
         let (order, line) = (here.order, here.line);
@@ -162,6 +207,28 @@ impl World {
         };
         self.begin_tenure(attachment, at, found, is_from_store);
         Ok((found, continues))
+    }
+
+    /// There is no other host; but it may not be known whether the volume was set back.
+    fn judge_only(
+        &mut self,
+        attachment: usize,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+    ) -> Result<(u64, bool), Violation> {
+        let restored = self.attachments[attachment].restored.take();
+        match (self.judge_own(attachment, image, unread), restored) {
+            (Ok(found), _) => Ok((found, true)),
+            (Err(violation), None) => Err(violation),
+            (Err(violation), Some(mut restored)) => {
+                let found = restored
+                    .judge_recovery(image, unread)
+                    .map_err(|_| violation)?;
+                self.count(Fault::RestoredUnheard);
+                self.attachments[attachment].history = *restored;
+                Ok((found, false))
+            }
+        }
     }
 
     /// Only this host held the volume. A disk that answers once with what a block held before may hide the last
@@ -273,7 +340,7 @@ impl World {
         let number = incarnation.number;
         let before = incarnation.tenures.iter().rposition(|t| t.order < order);
         let mut branch = match before {
-            None => History::new(number, self.profile.sectors),
+            None => self.origin_of(incarnation, image, unread),
             Some(nth) => self.branch(line, at, nth).clone(),
         };
         // A host that claimed it and never adopted it left no tenure: who had it before goes on with his own
@@ -318,6 +385,20 @@ impl World {
         here.history = branch;
         here.number = number;
         Ok((found, is_from_store))
+    }
+
+    /// What a volume began with, as its first image shows.
+    fn origin_of(
+        &self,
+        incarnation: &Incarnation,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+    ) -> History {
+        let fits = |at: &&History| History::clone(at).judge_recovery(image, unread).is_ok();
+        let origins = &incarnation.origins;
+        let found = origins.iter().find(fits).or(origins.first());
+        let new = || History::new(incarnation.number, self.profile.sectors);
+        found.cloned().unwrap_or_else(new)
     }
 
     /// The attachment is about to go by another history: its tenure keeps the one it had.
@@ -416,6 +497,7 @@ mod tests {
     fn stored_after_opening(opener: usize) -> u64 {
         let mut profile = Profile::draw(1);
         (profile.hosts, profile.volumes) = (2, 1);
+        profile.points = Default::default();
         let sectors = profile.sectors;
         let mut world = World::with(1, profile, Watch::default());
         let number = world.lines[0].incarnations[0].number;
@@ -467,6 +549,7 @@ mod tests {
     fn poisoned_world() -> World {
         let mut profile = Profile::draw(1);
         (profile.hosts, profile.volumes) = (1, 1);
+        profile.points = Default::default();
         let mut world = World::with(1, profile, Watch::default());
         world.machines[0].is_poisoned = true;
         world.machines[0].disk.counts.count(Fault::StaleRead);

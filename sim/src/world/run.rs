@@ -220,6 +220,8 @@ impl World {
                 sectors,
                 tries,
             } => self.scan(attachment, sector..sector + sectors, tries),
+            ProcessEvent::ResumeReader { reader, req } => self.resume_reader(reader, ReqId(req)),
+            ProcessEvent::LastRead(nth) => self.read_again(nth),
             ProcessEvent::ScriptsEnd => self.end_scripts(),
             ProcessEvent::Retry { attachment } => self.bring_up(attachment),
             ProcessEvent::Reissue { attachment, req } => self.reissue(attachment, ReqId(req)),
@@ -232,6 +234,8 @@ impl World {
     pub(super) fn pump(&mut self) -> Result<(), Violation> {
         if !self.is_single() {
             self.drop_fenced_attachments();
+        }
+        if !self.is_single() || self.points.is_to_restore() {
             self.close_quiet_attachments();
         }
         loop {
@@ -242,6 +246,7 @@ impl World {
             for machine in 0..self.machines.len() {
                 idle &= !self.pump_machine(machine)?;
             }
+            idle &= !self.pump_readers()?;
             if idle {
                 break;
             }

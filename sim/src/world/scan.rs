@@ -98,6 +98,7 @@ impl World {
         let (before, acked) = (state.history.len(), state.history.acked());
         let (found, own) = self.judge_recovery(attachment, &image, &unread)?;
         self.judge_claim(attachment, found)?;
+        self.judge_new_fork(attachment, &image, &unread, found)?;
         let state = &mut self.attachments[attachment];
         state.history.prune();
         state.is_torn = false;

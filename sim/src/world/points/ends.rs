@@ -1,0 +1,346 @@
+//! Owns what is concluded when something ends that was asked of snapshots and forks.
+
+use std::collections::BTreeSet;
+
+use volume::SnapshotInfo;
+
+use super::{Asked, Call, Fate, Member, Parent, Snapshot, Sought, World};
+use crate::faults::Fault;
+use crate::node::{Failure, PointEnd};
+use crate::oracle::history::History;
+use crate::oracle::moments::Moments;
+use crate::trace::Violation;
+use crate::world::line::ForkOrigin;
+
+impl World {
+    /// What was asked of a process has ended.
+    pub(in crate::world) fn on_point(
+        &mut self,
+        token: u64,
+        end: PointEnd,
+    ) -> Result<(), Violation> {
+        self.trace.record(&[11, token]);
+        let Some(Call { machine, asked }) = self.points.calls.remove(&token) else {
+            return Ok(());
+        };
+        match (asked, end) {
+            (Asked::Take(members, moments), PointEnd::Taken(result)) => {
+                if let Err(failure) = &result {
+                    self.judge_point_refusal(members[0].attachment, failure)?;
+                }
+                self.add_snapshots(members, moments, result.ok().as_deref());
+                Ok(())
+            }
+            (Asked::Delete(sought), PointEnd::Deleted(result)) => {
+                self.on_snapshot_deleted(machine, sought, &result)
+            }
+            (Asked::Fork { line, parent }, PointEnd::Forked(result)) => {
+                self.on_forked(machine, line, parent, &result)
+            }
+            (
+                Asked::Restore {
+                    attachment,
+                    sought,
+                    kept,
+                },
+                PointEnd::Restored(result),
+            ) => self.on_restored(attachment, sought, kept, &result),
+            (Asked::Open(sought), PointEnd::Opened(result)) => match result {
+                Ok(_) if sought.fate == Fate::Gone => {
+                    let name = &self.points.snapshots[sought.nth].name;
+                    let detail = format!("{name} can be opened, and was deleted before");
+                    Err(Violation::new("S6 deleted snapshot", detail))
+                }
+                Ok(device) => {
+                    self.start_reader(machine, sought.nth, device);
+                    Ok(())
+                }
+                Err(failure) => self.on_snapshot_not_opened(machine, sought, &failure),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Snapshots are there as they were acknowledged, or it is not known whether they are.
+    pub(super) fn add_snapshots(
+        &mut self,
+        members: Vec<Member>,
+        mut moments: Moments,
+        infos: Option<&[SnapshotInfo]>,
+    ) {
+        let is_group = members.len() > 1;
+        let len = |at: &Member| self.attachments[at.attachment].history.len();
+        moments.end(&members.iter().map(len).collect::<Vec<u64>>());
+        if infos.is_some() {
+            self.count(Fault::SnapshotTaken);
+            if is_group {
+                self.count(Fault::GroupTaken);
+            }
+        }
+        let group = self.points.groups.len();
+        for (nth, member) in members.into_iter().enumerate() {
+            let info = infos.map(|infos| &infos[nth]);
+            let here = &self.attachments[member.attachment];
+            let fate = match info {
+                None => Fate::Maybe,
+                Some(info) if info.is_stored => Fate::Stored,
+                Some(_) => Fate::Logged { order: here.order },
+            };
+            self.points.snapshots.push(Snapshot {
+                name: member.name,
+                id: info.map(|info| info.id),
+                attachment: member.attachment,
+                fate,
+                deletions: 0,
+                history: here.history.point_since(member.low),
+                group: is_group.then_some((group, nth)),
+                found: None,
+            });
+        }
+        if is_group {
+            self.points.groups.push(moments);
+        }
+    }
+
+    fn on_snapshot_deleted(
+        &mut self,
+        machine: usize,
+        sought: Sought,
+        result: &Result<(), Failure>,
+    ) -> Result<(), Violation> {
+        let nth = sought.nth;
+        match result {
+            Ok(()) => {
+                self.count(Fault::SnapshotDeleted);
+                self.points.snapshots[nth].fate = Fate::Gone;
+                Ok(())
+            }
+            Err(Failure::InUse(_)) => {
+                self.points.snapshots[nth].deletions -= 1;
+                Ok(())
+            }
+            // Nobody else was asked: it was not deleted, and a log that this host does not know may have it still.
+            Err(Failure::NoSuchSnapshot(_)) if self.points.snapshots[nth].deletions == 1 => {
+                self.points.snapshots[nth].deletions = 0;
+                self.judge_missing(machine, sought)
+            }
+            Err(Failure::NoSuchSnapshot(_)) => Ok(()),
+            Err(failure) => {
+                let here = &mut self.points.snapshots[nth];
+                if here.fate != Fate::Gone {
+                    here.fate = Fate::Maybe;
+                }
+                self.judge_point_refusal(self.points.snapshots[nth].attachment, failure)
+            }
+        }
+    }
+
+    /// A process of this machine did not find a snapshot.
+    pub(super) fn judge_missing(
+        &mut self,
+        machine: usize,
+        sought: Sought,
+    ) -> Result<(), Violation> {
+        if !self.must_be_found(sought, machine)? {
+            return Ok(());
+        }
+        let name = &self.points.snapshots[sought.nth].name;
+        let (detail, fate) = ("was acknowledged, and is not found", sought.fate);
+        let detail = format!("{name} {detail} by m{machine}, which was asked when it was {fate:?}");
+        Err(Violation::new("S6 snapshot is kept", detail))
+    }
+
+    fn on_snapshot_not_opened(
+        &mut self,
+        machine: usize,
+        sought: Sought,
+        failure: &Failure,
+    ) -> Result<(), Violation> {
+        let nth = sought.nth;
+        if self.is_last_read(nth, failure)? {
+            return Ok(());
+        }
+        match failure {
+            Failure::NoSuchSnapshot(_) if self.points.snapshots[nth].deletions == 0 => {
+                self.judge_missing(machine, sought)
+            }
+            Failure::NoSuchSnapshot(_) => Ok(()),
+            _ => self.judge_point_refusal(self.points.snapshots[nth].attachment, failure),
+        }
+    }
+
+    fn on_forked(
+        &mut self,
+        machine: usize,
+        line: usize,
+        parent: Parent,
+        result: &Result<(), Failure>,
+    ) -> Result<(), Violation> {
+        let Err(failure) = result else {
+            self.count(Fault::ForkMade);
+            self.begin_fork(line, parent, machine, true);
+            return Ok(());
+        };
+        match (failure, parent) {
+            // Nothing was sent yet that could make one.
+            (Failure::Busy(_) | Failure::TooManyPoints(..) | Failure::InUse(_), _) => Ok(()),
+            (Failure::NoSuchSnapshot(_), Parent::Snapshot(sought)) => {
+                match self.points.snapshots[sought.nth].deletions {
+                    0 => self.judge_missing(machine, sought),
+                    _ => Ok(()),
+                }
+            }
+            (failure, Parent::Snapshot(sought)) => {
+                let attachment = self.points.snapshots[sought.nth].attachment;
+                self.judge_point_refusal(attachment, failure)?;
+                self.begin_fork(line, parent, machine, false);
+                Ok(())
+            }
+            (failure, Parent::Live { attachment, .. }) => {
+                self.judge_point_refusal(attachment, failure)?;
+                self.begin_fork(line, parent, machine, false);
+                Ok(())
+            }
+        }
+    }
+
+    /// A fork is there, or perhaps is. Some machine opens it.
+    pub(super) fn begin_fork(&mut self, line: usize, parent: Parent, maker: usize, is_sure: bool) {
+        if !is_sure {
+            self.count(Fault::ForkUnsure);
+        }
+        let (origins, snapshot) = self.origins_of_fork(parent);
+        let origins = origins.iter().map(|at| at.forked(line as u64));
+        let origins: Vec<History> = origins.collect();
+        let lines = self.lines.len();
+        for at in self.attachments.iter_mut().filter(|at| at.line == line) {
+            at.history = origins[0].clone();
+        }
+        let origin = ForkOrigin { maker, snapshot };
+        self.lines[line].begin_as_fork(origins, origin, is_sure);
+        let machine = self.points.rng.below(self.machines.len() as u64) as usize;
+        let attachment = machine * lines + line;
+        self.attachments[attachment].wanted = true;
+        if self.machines[machine].is_up {
+            self.bring_up(attachment);
+        }
+    }
+
+    /// What a fork may begin with, and of which snapshot that is.
+    fn origins_of_fork(&self, parent: Parent) -> (Vec<History>, Option<usize>) {
+        match parent {
+            Parent::Snapshot(sought) => {
+                let snapshot = &self.points.snapshots[sought.nth];
+                (vec![snapshot.history.clone()], Some(sought.nth))
+            }
+            Parent::Live {
+                attachment,
+                order,
+                low,
+            } => {
+                let here = &self.attachments[attachment];
+                let mut origins = vec![here.history.point_since(low)];
+                if !self.is_single() && self.was_replaced_elsewhere(attachment, order, u64::MAX) {
+                    // Another host has had it since, and of that it has what the store has.
+                    let all = self.attachments.iter().filter(|at| at.line == here.line);
+                    origins.extend(all.map(|at| at.history.point_since(0)));
+                }
+                (origins, None)
+            }
+        }
+    }
+
+    /// A fork came up for the first time: it is what its parent was, and the store has all of it.
+    pub(in crate::world) fn judge_new_fork(
+        &mut self,
+        attachment: usize,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+        found: u64,
+    ) -> Result<(), Violation> {
+        let here = &self.attachments[attachment];
+        let (line, machine) = (here.line, here.machine);
+        let Some(origin) = self.lines[line].take_new_fork() else {
+            return Ok(());
+        };
+        self.count(Fault::ForkOpened);
+        if origin.maker != machine {
+            self.count(Fault::ForkOpenedElsewhere);
+        }
+        if let Some(nth) = origin.snapshot {
+            self.judge_snapshot(nth, image, unread)?;
+        }
+        let history = &mut self.attachments[attachment].history;
+        if self.machines.len() == 1 && unread.is_empty() {
+            history.on_flushed(found);
+            history.on_stored(found)?;
+        }
+        Ok(())
+    }
+
+    /// Judges what was read of a snapshot, and that its group is one moment.
+    pub(super) fn judge_snapshot(
+        &mut self,
+        nth: usize,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+    ) -> Result<(), Violation> {
+        let snapshot = &mut self.points.snapshots[nth];
+        let judged = snapshot.history.judge_point(image, unread);
+        let found = judged.map_err(|violation| {
+            let detail = format!("{}: {}", snapshot.name, violation.detail);
+            Violation::new(violation.promise, detail)
+        })?;
+        let is_whole = unread.is_empty();
+        if snapshot.found.as_ref().is_none_or(|(_, whole)| !whole) {
+            snapshot.found = Some((found, is_whole));
+        }
+        self.trace.record(&[12, nth as u64]);
+        self.trace.record_bytes(image);
+        match snapshot.group {
+            Some((group, _)) => self.judge_group(group),
+            None => Ok(()),
+        }
+    }
+
+    fn judge_group(&mut self, group: usize) -> Result<(), Violation> {
+        let all = self.points.snapshots.iter();
+        let members = all.filter_map(|at| {
+            let (_, member) = at.group.filter(|(of, _)| *of == group)?;
+            let (found, _) = at.found.as_ref()?;
+            Some((member, found))
+        });
+        let members: Vec<_> = members.collect();
+        if members.len() < 2 {
+            return Ok(());
+        }
+        let moments = &self.points.groups[group];
+        if !moments.agree(&members) {
+            let detail = format!("members at {members:?} are of no one moment of {moments:?}");
+            return Err(Violation::new("S6 group", detail));
+        }
+        self.count(Fault::GroupJudged);
+        Ok(())
+    }
+
+    /// What may be refused: what cannot be reached, or is busy, or is another's by now.
+    pub(super) fn judge_point_refusal(
+        &self,
+        attachment: usize,
+        failure: &Failure,
+    ) -> Result<(), Violation> {
+        let is_common = matches!(
+            failure,
+            Failure::Store(_)
+                | Failure::Busy(_)
+                | Failure::TooManyPoints(..)
+                | Failure::InUse(_)
+                | Failure::HostStopped(_)
+        );
+        if is_common || self.profile.errors_allowed() || self.is_challenged(attachment) {
+            return Ok(());
+        }
+        let detail = format!("a snapshot or fork of v{attachment} was refused: {failure:?}");
+        Err(Violation::new("S10 no invented errors", detail))
+    }
+}
