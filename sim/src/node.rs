@@ -380,7 +380,8 @@ impl Node {
             });
         self.take_served(&mut events);
         take_ended(&mut self.closing, |volume, result| {
-            if !matches!(result, Err(OpenError::InUse(_))) {
+            // What failed for the store or for something that is under way can be tried again.
+            if !matches!(result, Err(OpenError::InUse(_) | OpenError::Store(_))) {
                 self.open.remove(&volume);
             }
             events.push(NodeEvent::Closed(volume, result));

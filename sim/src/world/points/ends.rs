@@ -337,6 +337,12 @@ impl World {
                 | Failure::InUse(_)
                 | Failure::HostStopped(_)
         );
+        // A call may begin in one hold of a volume and end in the next.
+        let is_anothers = matches!(
+            failure,
+            Failure::Fenced(_) | Failure::Deleted(_) | Failure::Held { .. }
+        );
+        let is_common = is_common || is_anothers && !self.is_single();
         if is_common || self.profile.errors_allowed() || self.is_challenged(attachment) {
             return Ok(());
         }
