@@ -9,7 +9,7 @@ use sim::batch::{self, Batch};
 use sim::exhaustive;
 
 /// Canaries that what clients see, or what lies in the store, must give away: they are hunted without the invariants.
-const SEEN_BY_ORACLES: [&str; 23] = [
+const SEEN_BY_ORACLES: [&str; 32] = [
     "ack_before_ring_entry",
     "lsn_at_plan",
     "per_ring_frames",
@@ -33,6 +33,15 @@ const SEEN_BY_ORACLES: [&str; 23] = [
     "candidates_are_forgotten",
     "failed_removals_are_forgotten",
     "floors_are_forgotten",
+    "snapshot_is_acknowledged_before_its_frame",
+    "checkpoint_forgets_snapshots",
+    "recovery_forgets_points",
+    "slice_spans_a_point",
+    "child_has_what_came_later",
+    "group_is_cut_one_by_one",
+    "child_without_a_pin",
+    "pin_follows_the_look",
+    "fold_passes_a_point",
 ];
 
 /// Canaries that an invariant must see, for no client may notice them for long.

@@ -142,8 +142,6 @@ faults! {
     Restored => "volume set back",
     /// A process died while it did so, or said that it failed.
     RestoreUnsure => "volume set back or not",
-    /// And it was.
-    RestoredUnheard => "volume set back, and nobody heard it",
     /// A store write was applied and its answer lost.
     UnknownApplied => "store answer lost, applied",
     /// A store write was not applied and its answer lost.

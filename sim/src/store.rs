@@ -9,12 +9,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use volume::hostlog::names::PIN_PREFIX;
+use volume::object::{ROOT_PREFIX, SNAPSHOT_PREFIX};
+
 use crate::faults::{Fault, FaultCounts};
 use crate::oracle::garbage::Stored;
 use crate::rng::Rng;
 
 #[cfg(test)]
 mod tests;
+
+fn is_root(key: &str) -> bool {
+    key.starts_with(ROOT_PREFIX) || key.starts_with(SNAPSHOT_PREFIX)
+}
 
 /// Names a call under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -157,6 +164,17 @@ pub struct Replacement {
     pub author: u64,
 }
 
+/// What took effect that the rules of forks speak of, and whose call it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RootStep {
+    /// A pin was written.
+    Pinned(String),
+    /// A root was read.
+    Read(u64, String),
+    /// A root was written where none was.
+    Created(u64, String),
+}
+
 #[derive(Clone, Debug)]
 struct CallInFlight {
     author: u64,
@@ -188,6 +206,8 @@ pub struct SimStore {
     replacements: BTreeMap<String, Vec<Replacement>>,
     /// Keys whose removal was asked for and not carried out.
     refused_removals: BTreeSet<String>,
+    /// Since they were taken last.
+    root_steps: Vec<RootStep>,
     rng: Rng,
     /// Fault rates; the world sets them to zero to heal.
     pub faults: StoreFaults,
@@ -211,6 +231,7 @@ impl SimStore {
             next_version: 1,
             replacements: BTreeMap::new(),
             refused_removals: BTreeSet::new(),
+            root_steps: Vec::new(),
             rng,
             faults,
             outage: false,
@@ -351,6 +372,9 @@ impl SimStore {
     fn execute(&mut self, author: u64, call: &Call) -> CallResult {
         match call {
             Call::Get { key } => {
+                if is_root(key) {
+                    self.root_steps.push(RootStep::Read(author, key.clone()));
+                }
                 let object = self.objects.get(key).ok_or(CallError::NotFound)?;
                 Ok(Reply::Object(object.data.to_vec(), object.version))
             }
@@ -406,6 +430,12 @@ impl SimStore {
         if condition != Condition::None {
             let all = self.replacements.entry(key.to_owned()).or_default();
             all.push(Replacement { version, author });
+        }
+        if condition == Condition::Absent && is_root(key) {
+            self.root_steps
+                .push(RootStep::Created(author, key.to_owned()));
+        } else if key.starts_with(PIN_PREFIX) {
+            self.root_steps.push(RootStep::Pinned(key.to_owned()));
         }
         self.bytes_written += data.len() as u64;
         self.objects.insert(
@@ -489,6 +519,11 @@ impl SimStore {
     /// Keys whose removal was asked for and not carried out since this was called last.
     pub fn take_refused_removals(&mut self) -> BTreeSet<String> {
         std::mem::take(&mut self.refused_removals)
+    }
+
+    /// What took effect of pins and roots since this was called last.
+    pub fn take_root_steps(&mut self) -> Vec<RootStep> {
+        std::mem::take(&mut self.root_steps)
     }
 
     /// All objects, for oracles.

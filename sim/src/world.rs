@@ -14,6 +14,7 @@ use crate::faults::{Fault, FaultCounts};
 use crate::node::{Node, RequestId, Volume};
 use crate::oracle::garbage::GarbageJudge;
 use crate::oracle::history::{History, Loss};
+use crate::oracle::pins::PinJudge;
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::store::{CallId, SimStore};
@@ -220,6 +221,7 @@ pub struct World {
     /// Passes of collectors that have ended.
     passes: usize,
     garbage: GarbageJudge,
+    pins: PinJudge,
     faults: FaultCounts,
     answered: u64,
     errors: u64,
@@ -292,6 +294,7 @@ impl World {
             set_back: profile.set_back.then(|| set_back::SetBack::draw(seed)),
             passes: 0,
             garbage: GarbageJudge::default(),
+            pins: PinJudge::default(),
             faults: FaultCounts::default(),
             answered: 0,
             errors: 0,

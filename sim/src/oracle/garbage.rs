@@ -17,7 +17,7 @@ use volume::hostlog::record::{Content, Record};
 use volume::object::node::decode_node;
 use volume::object::page::{BlockRef, block_volume, decode_page};
 use volume::object::root::Root;
-use volume::object::{ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX};
+use volume::object::{ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key};
 use volume::units::{HostId, LogSession};
 
 use crate::trace::Violation;
@@ -50,8 +50,8 @@ pub struct GarbageJudge {
 }
 
 impl GarbageJudge {
-    /// A pass has ended, and the store did not carry out the removal of `refused` since the one before. Answers how much
-    /// garbage went since then.
+    /// A pass has ended, and the store did not carry out the removal of `refused` since the one before. `in_peace`: no process
+    /// dies any more. Answers how much garbage went since then.
     ///
     /// # Errors
     /// If garbage stays that the last two passes had to find and to remove, or if something is gone that a root names.
@@ -59,6 +59,7 @@ impl GarbageJudge {
         &mut self,
         objects: &[Stored<'_>],
         refused: &BTreeSet<String>,
+        in_peace: bool,
     ) -> Result<u64, Violation> {
         let store = StoreView::read(objects)?;
         let garbage = store.garbage();
@@ -71,14 +72,16 @@ impl GarbageJudge {
         for (key, version) in garbage {
             let passes = match before.get(key) {
                 Some((known, passes)) if *known == version => {
-                    passes + u64::from(!refused.contains(key))
+                    // Pins go behind what ends a pass, and a process may die in between.
+                    let is_asked = in_peace || !key.starts_with(PIN_PREFIX);
+                    passes + u64::from(is_asked && !refused.contains(key))
                 }
                 _ => 0,
             };
             if passes >= PASSES_MAX {
                 let detail = format!(
-                    "{key} was named by nothing and of a session that had ended, or below its floor, when a pass \
-                     ended, and {passes} passes later it still stands there"
+                    "{key} was named by nothing and of a session that had ended, or below its floor, or a pin whose child \
+                     had its root, when a pass ended, and {passes} passes later it still stands there"
                 );
                 return Err(Violation::new("S9 bounded garbage", detail));
             }
@@ -102,6 +105,8 @@ struct StoreView<'a> {
     named: BTreeSet<Name>,
     /// Only of hosts whose logs are whole.
     endings: BTreeMap<HostId, Endings>,
+    /// Pins whose child has had a root since, which names what it needs.
+    needless_pins: Vec<Stored<'a>>,
 }
 
 impl<'a> StoreView<'a> {
@@ -125,6 +130,9 @@ impl<'a> StoreView<'a> {
                 let pin = Pin::decode(object.data).map_err(|error| damaged(object.key, &error))?;
                 // Of a child that came too late something may be gone.
                 view.read_root(object.key, &pin.root, false)?;
+                if is_needless(&pin.root, objects) {
+                    view.needless_pins.push(*object);
+                }
             }
         }
         Ok(view)
@@ -217,9 +225,19 @@ impl<'a> StoreView<'a> {
                 is_over && session.session.number != 0
             })
         });
-        over.map(|(_, (_, object))| (object.key, object.version))
+        let over = over.map(|(_, (_, object))| object);
+        over.chain(&self.needless_pins)
+            .map(|object| (object.key, object.version))
             .collect()
     }
+}
+
+/// Whether the root stands of which this is the first.
+fn is_needless(first: &Root, objects: &[Stored<'_>]) -> bool {
+    let key = root_key(&first.name);
+    let standing = objects.iter().find(|object| object.key == key);
+    let standing = standing.and_then(|object| Root::decode(object.data).ok());
+    standing.is_some_and(|root| root.volume == first.volume && root.epoch >= first.epoch)
 }
 
 fn names_of_record(record: &Record) -> Vec<Name> {
@@ -321,7 +339,7 @@ mod tests {
             data,
         });
         let refused = refused.iter().map(|key| (*key).to_owned()).collect();
-        judge.on_pass(&stored.collect::<Vec<_>>(), &refused)
+        judge.on_pass(&stored.collect::<Vec<_>>(), &refused, true)
     }
 
     #[test]

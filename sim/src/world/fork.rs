@@ -33,6 +33,7 @@ impl World {
             planned: self.planned.clone(),
             set_back: self.set_back.clone(),
             garbage: self.garbage.clone(),
+            pins: self.pins.clone(),
             faults: self.faults.clone(),
             ..*self
         }

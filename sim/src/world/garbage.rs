@@ -4,9 +4,12 @@
 //! Not judged: worlds whose store is set back, where logs have holes, and those whose reads are damaged on their way, where
 //! a pass may take a whole log for a damaged one.
 
+use volume::object::root::Root;
+
 use super::{Phase, World};
 use crate::faults::Fault;
 use crate::oracle::garbage::{CANDIDATES_KEY, Stored};
+use crate::store::RootStep;
 use crate::trace::Violation;
 
 /// The first of them may have begun before; what it does not find the second does, and the third removes it.
@@ -30,10 +33,24 @@ impl World {
         if !self.judges_garbage() {
             return Ok(());
         }
+        let in_peace = matches!(self.phase, Phase::LastPasses(_));
         let objects: Vec<Stored<'_>> = self.store.stored().collect();
-        let gone = self.garbage.on_pass(&objects, &refused)?;
+        let gone = self.garbage.on_pass(&objects, &refused, in_peace)?;
         for _ in 0..gone {
             self.count(Fault::GarbageRemoved);
+        }
+        Ok(())
+    }
+
+    /// A call took effect in the store: perhaps it made a snapshot or a fork.
+    pub(super) fn judge_pins(&mut self) -> Result<(), Violation> {
+        for step in self.store.take_root_steps() {
+            let root = match &step {
+                RootStep::Created(_, key) => self.store.data(key),
+                _ => None,
+            };
+            let root = root.and_then(|bytes| Root::decode(bytes).ok());
+            self.pins.on_step(step, root.as_ref())?;
         }
         Ok(())
     }

@@ -224,7 +224,8 @@ impl World {
                 let found = restored
                     .judge_recovery(image, unread)
                     .map_err(|_| violation)?;
-                self.count(Fault::RestoredUnheard);
+                self.trace
+                    .log(self.now, || format!("v{attachment} was set back"));
                 self.attachments[attachment].history = *restored;
                 Ok((found, false))
             }

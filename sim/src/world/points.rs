@@ -188,16 +188,22 @@ impl World {
         });
         if let Some(node) = &mut self.machines[machine].node {
             node.ask_point(token, ask);
+            let is_short = matches!(asked, Asked::Restore { .. });
             self.points.calls.insert(token, Call { machine, asked });
-            self.draw_crash_in_call();
+            self.draw_crash_in_call(is_short);
         }
     }
 
-    /// One call in a few is cut short by a crash, at any of its steps.
-    fn draw_crash_in_call(&mut self) {
+    /// One call in a few is cut short by a crash, at any of its steps. While a volume is set back its clients do nothing, so
+    /// there are fewer.
+    fn draw_crash_in_call(&mut self, is_short: bool) {
         let events = self.trace.events();
-        if self.crash_at < u64::MAX && self.points.rng.below(CALLS_TO_A_CRASH) == 0 {
-            let at = events + self.points.rng.within(1, EVENTS_OF_A_CALL);
+        let (one_in, most) = match is_short {
+            true => (2, EVENTS_OF_A_CALL / 3),
+            false => (CALLS_TO_A_CRASH, EVENTS_OF_A_CALL),
+        };
+        if self.crash_at < u64::MAX && self.points.rng.below(one_in) == 0 {
+            let at = events + self.points.rng.within(1, most);
             self.crash_at = self.crash_at.min(at);
         }
     }

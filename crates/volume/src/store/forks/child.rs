@@ -86,7 +86,8 @@ pub(in crate::store) async fn put_child(
         Some(_) => restore_pin_key(volume, root.volume, engine.next_nonce()),
         None => pin_key(volume, root.volume),
     };
-    if !canary::active!("child_without_a_pin") {
+    let is_late = canary::active!("pin_follows_the_look");
+    if !is_late && !canary::active!("child_without_a_pin") {
         write_pin(engine, pin.clone(), volume, &root).await?;
     }
     let standing = match read_any_root(engine, &parent.head.root.name).await {
@@ -99,6 +100,9 @@ pub(in crate::store) async fn put_child(
     if !is_unmoved(&standing, &parent.head) && !canary::active!("no_look_after_the_pin") {
         remove_pin(engine, pin).await;
         return Ok(Outcome::Moved(Box::new(standing)));
+    }
+    if is_late {
+        write_pin(engine, pin.clone(), volume, &root).await?;
     }
     match create_root(engine, root.clone()).await {
         Ok(_) => Ok(Outcome::Made(Box::new(root))),
