@@ -16,7 +16,7 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     };
     let Some(outcome) = &exchange.outcome else {
         let (server, outcome) = exchange.credentials.as_ref()?;
-        let (kind, detail) = classify_credentials(server, outcome)?;
+        let (kind, detail) = classify_credentials(server, outcome, uncertain)?;
         return Some(Error::new(kind, op, key, detail));
     };
     let (kind, overload, detail) = match outcome {
@@ -41,22 +41,26 @@ pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> O
     Some(if overload { error.overloaded() } else { error })
 }
 
-/// What it means that no request left because the credentials for it were not to be had: certainly not applied. None,
-/// where they were given: then a request may have left that was not known as one to the store.
-fn classify_credentials(server: &str, outcome: &ExchangeOutcome) -> Option<(Kind, String)> {
+/// What it means that no request left because the credentials for it were not to be had. None, where they were given:
+/// then a request may have left that was not known as one to the store. The address says which server it was; should that
+/// be wrong, nothing may be certain that would not be so of the store, so only what proves the same there is.
+fn classify_credentials(
+    server: &str,
+    outcome: &ExchangeOutcome,
+    uncertain: Kind,
+) -> Option<(Kind, String)> {
     let (kind, why) = match outcome {
         ExchangeOutcome::Refused(refusal) => {
             let kind = match refusal.status {
-                408 | 429 | 500.. => Kind::Unavailable,
+                408 | 429 | 500.. => uncertain,
                 _ => Kind::Denied,
             };
             (kind, format!("it answers {}", refusal.as_text()))
         }
-        ExchangeOutcome::NotConnected(why) | ExchangeOutcome::Broken(why) => {
-            (Kind::Unavailable, why.clone())
-        }
+        ExchangeOutcome::NotConnected(why) => (Kind::Unavailable, why.clone()),
+        ExchangeOutcome::Broken(why) => (uncertain, why.clone()),
         ExchangeOutcome::TimedOut | ExchangeOutcome::Sent => {
-            (Kind::Unavailable, "it did not answer".to_owned())
+            (uncertain, "it did not answer".to_owned())
         }
         ExchangeOutcome::Success => return None,
     };
@@ -216,14 +220,15 @@ mod tests {
     }
 
     #[test]
-    fn a_write_without_credentials_was_certainly_not_applied() {
+    fn a_write_without_credentials_is_certain_only_where_the_same_would_be_of_the_store() {
         for (outcome, kind) in [
             (refused(400, "InvalidParameterValue"), Kind::Denied),
             (refused(403, "AccessDenied"), Kind::Denied),
-            (refused(429, ""), Kind::Unavailable),
-            (refused(500, ""), Kind::Unavailable),
-            (ExchangeOutcome::TimedOut, Kind::Unavailable),
-            (ExchangeOutcome::Sent, Kind::Unavailable),
+            (refused(429, ""), Kind::Unknown),
+            (refused(500, ""), Kind::Unknown),
+            (ExchangeOutcome::TimedOut, Kind::Unknown),
+            (ExchangeOutcome::Sent, Kind::Unknown),
+            (ExchangeOutcome::Broken("reset".to_owned()), Kind::Unknown),
             (
                 ExchangeOutcome::NotConnected("refused".to_owned()),
                 Kind::Unavailable,
