@@ -390,7 +390,7 @@ fn next_record_ns(engine: &Engine) -> u64 {
     };
     let tails = engine.tails();
     match tails.len() >= MANY_VOLUMES || tails.iter().any(has_more) {
-        true => engine.jobs.mono_ns() + engine.rpo_ns(),
+        true => engine.jobs.mono_ns().saturating_add(engine.rpo_ns()),
         false => 0,
     }
 }

@@ -170,7 +170,14 @@ async fn wait_turn(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
         let inner = tail.lock();
         inner.status != Status::Live || !must_wait(&inner.points, is_failing)
     };
-    let (mut looks, mut ended) = (0, tail.lock().points.ended());
+    let seen = || {
+        (
+            tail.lock().points.ended(),
+            tail.stored_lsn(),
+            is_failing(tail),
+        )
+    };
+    let (mut looks, mut before) = (0, seen());
     while !is_turn() {
         let mut turn = pin!(tail.upload.changed.wait_until(|| is_turn().then_some(())));
         let mut look = pin!(engine.port.sleep(engine.options.retry_ns));
@@ -179,15 +186,13 @@ async fn wait_turn(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
             Poll::Pending => look.as_mut().poll(cx).map(drop),
         })
         .await;
-        let (is_full, now) = {
-            let points = &tail.lock().points;
-            (points.is_full(), points.ended())
-        };
-        looks = match is_full && now == ended {
+        // What the store takes is progress, too: the points wait for it. Whether it fails decides for how long.
+        let now = seen();
+        looks = match tail.lock().points.is_full() && now == before {
             true => looks + 1,
             false => 0,
         };
-        ended = now;
+        before = now;
         let most = match (is_failing(tail), engine.space.is_pressed()) {
             (false, _) => TURN_LOOKS_MAX,
             (true, false) => LOOKS_MAX,
