@@ -26,13 +26,13 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Volumes whose snapshots are taken at once.
 const AT_ONCE: usize = 8;
 /// Snapshots that are looked at together.
-const LISTED_AT_ONCE: usize = 1000;
+const LISTED_AT_ONCE: usize = 100;
 /// After a failure it is tried again when this has passed, or a tenth of the schedule's time if that is less.
 const RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// How long the removal of old ones may take at once: while the store is away it waits for that, and the log goes on taking
-/// new ones.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a part of the list, or a removal, may take: while the store is away it waits for that, and the log goes on
+/// taking new ones.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A volume, by its identity, and the name of a schedule.
 type Key = (String, String);
@@ -51,6 +51,8 @@ pub(crate) struct Schedules {
 struct Progress {
     volume: String,
     every: Duration,
+    /// How many it kept at its last turn.
+    keep: u32,
     since: Instant,
     /// Whether the store was asked for what was taken before.
     is_known: bool,
@@ -104,10 +106,11 @@ impl Schedules {
 }
 
 impl Progress {
-    fn new(volume: &str, every: Duration) -> Progress {
+    fn new(volume: &str, every: Duration, keep: u32) -> Progress {
         Progress {
             volume: volume.to_owned(),
             every,
+            keep,
             since: Instant::now(),
             is_known: false,
             newest: None,
@@ -164,15 +167,19 @@ fn snapshot_name(schedule: &str, at_ms: u64) -> String {
     format!("auto-{schedule}-{}", time.replace(['-', ':'], ""))
 }
 
-/// The failure of a removal that takes too long.
-fn not_removed() -> Failure {
-    Failure::new(
-        FailureCode::StoreUnavailable,
-        format!(
-            "those that it keeps no longer were not removed within {} s: the store does not answer in time",
-            REMOVAL_TIMEOUT.as_secs()
-        ),
-    )
+/// One look at the store, or one removal. A store that does not answer holds up one schedule for so long, and not all;
+/// together they may take longer, for there may be many.
+async fn in_time<T>(asked: impl Future<Output = Result<T>>) -> Result<T> {
+    let answered = tokio::time::timeout(REQUEST_TIMEOUT, asked).await;
+    answered.unwrap_or_else(|_| {
+        Err(Failure::new(
+            FailureCode::StoreUnavailable,
+            format!(
+                "its snapshots were not listed or removed: the store does not answer within {} s",
+                REQUEST_TIMEOUT.as_secs()
+            ),
+        ))
+    })
 }
 
 impl ControlPlane {
@@ -193,10 +200,11 @@ impl ControlPlane {
         let open = self.volumes.all();
         let is_open = |id: &str| open.iter().any(|one| one.info.id.to_string() == id);
         // One that comes back may have been elsewhere meanwhile.
-        let is_wanted = |name: &str| schedules.iter().any(|one| one.name() == name);
-        self.schedules
-            .progress()
-            .retain(|(id, schedule), _| is_open(id) && is_wanted(schedule));
+        self.schedules.progress().retain(|(id, name), progress| {
+            let is_this =
+                |one: &SnapshotSchedule| one.name() == *name && one.is_of(&progress.volume);
+            is_open(id) && schedules.iter().any(is_this)
+        });
         let mut pairs = Vec::new();
         for volume in open {
             if attach::is_snapshot(&volume.info.name) {
@@ -218,7 +226,8 @@ impl ControlPlane {
         let key = (open.info.id.to_string(), schedule.name());
         let name = &open.info.name;
         let known = self.schedules.progress().get(&key).cloned();
-        let mut progress = known.unwrap_or_else(|| Progress::new(name, schedule.every));
+        let mut progress =
+            known.unwrap_or_else(|| Progress::new(name, schedule.every, schedule.keep));
         let now = Instant::now();
         if progress
             .failing
@@ -261,15 +270,16 @@ impl ControlPlane {
             progress.has_excess = own.len() > schedule.keep as usize;
             progress.is_known = true;
         }
+        if progress.keep != schedule.keep {
+            progress.keep = schedule.keep;
+            progress.has_excess = true;
+        }
         // First what is due, for what cannot be removed may stay so for long.
         if self.take(open, schedule, progress).await? {
             progress.has_excess = true;
         }
         if progress.has_excess {
-            // What was begun goes on in the engine, and the next attempt finds it done.
-            let removal = self.remove_excess(open, schedule);
-            let removed = tokio::time::timeout(REMOVAL_TIMEOUT, removal).await;
-            removed.unwrap_or_else(|_| Err(not_removed()))?;
+            self.remove_excess(open, schedule).await?;
             progress.has_excess = false;
         }
         Ok(())
@@ -287,6 +297,9 @@ impl ControlPlane {
             return Ok(false);
         }
         let written = open.watermarks().acknowledged.lsn;
+        if !self.is_in_force(schedule) {
+            return Ok(false);
+        }
         if progress.newest.map_or(0, |newest| newest.lsn) >= written {
             // It would be the one that is there, or empty.
             return Ok(false);
@@ -310,6 +323,11 @@ impl ControlPlane {
         Ok(true)
     }
 
+    /// Whether it still counts: a turn that has begun ends when the schedule is changed.
+    fn is_in_force(&self, schedule: &SnapshotSchedule) -> bool {
+        self.settings.snapshot_schedules().contains(schedule)
+    }
+
     async fn remove_excess(
         &self,
         open: &Arc<OpenVolume>,
@@ -319,7 +337,11 @@ impl ControlPlane {
         for snapshot in excess(own, schedule.keep) {
             let volume = &open.info.name;
             let (_, name) = snapshot.name.split_once('@').unwrap_or_default();
-            match self.delete_snapshot(volume, name).await {
+            if !self.is_in_force(schedule) {
+                return Ok(());
+            }
+            // What was begun goes on in the engine, and the next attempt finds it done.
+            match in_time(self.delete_snapshot(volume, name)).await {
                 Ok(()) => {
                     self.schedules.removed.fetch_add(1, Ordering::Relaxed);
                     tracing::info!(snapshot = snapshot.name, "removed by schedule");
@@ -357,7 +379,7 @@ impl ControlPlane {
                 after,
                 limit: LISTED_AT_ONCE,
             };
-            let part = self.snapshots(&open.info.name, place).await?;
+            let part = in_time(self.snapshots(&open.info.name, place)).await?;
             own.extend(part.snapshots.into_iter().filter(is_own));
             match part.next {
                 None => return Ok(own),
@@ -436,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_schedule_that_is_late_by_a_turn_is_in_trouble_if_it_fails() {
-        let mut progress = Progress::new("demo", HOUR);
+        let mut progress = Progress::new("demo", HOUR, 2);
         progress.newest = at(0);
         assert_eq!(
             progress.trouble("1h", 3 * HOUR_MS),
