@@ -80,7 +80,9 @@ impl ControlPlane {
             true => request_for_snapshot(name, request, transport)?,
             false => request,
         };
-        let (ticket, is_new) = (request.ticket, self.volumes.get(name).is_none());
+        // One that waits to be opened was attached by somebody before.
+        let is_new = self.volumes.get(name).is_none() && self.waiting.get(name).is_none();
+        let ticket = request.ticket;
         let request = AttachRequest {
             ticket: None,
             ..request

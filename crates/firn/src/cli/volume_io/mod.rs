@@ -58,15 +58,15 @@ pub(super) fn detach_own(client: &Client, name: &str, ticket: u64) -> Result<()>
         ticket: Some(ticket),
     };
     match client.post_no_content(&format!("{}/detach", volume_path(name)), &request) {
-        Err(failure)
-            if !matches!(
-                failure.code,
-                FailureCode::VolumeInUse | FailureCode::NotAttached
-            ) =>
-        {
-            Err(failure)
+        Err(failure) if failure.code == FailureCode::NotAttached => Ok(()),
+        // Somebody else attached it, too, or the server forgot who did when it started anew.
+        Err(failure) if failure.code == FailureCode::VolumeInUse => {
+            eprintln!(
+                "firn: {name} stays attached, for it may be in use otherwise; if it is not: firn detach {name}"
+            );
+            Ok(())
         }
-        _ => Ok(()),
+        detached => detached,
     }
 }
 
