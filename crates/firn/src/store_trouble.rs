@@ -19,7 +19,7 @@ const CALM: Duration = Duration::from_secs(5);
 const RELAPSE: u32 = 10;
 
 /// The longest that a store is called troubled after its last failure.
-const LONGEST_CALM: Duration = Duration::from_secs(300);
+const LONGEST_CALM: Duration = Duration::from_secs(60);
 
 /// Failures that were repeated with success are not worth a word unless there are so many in a row with
 /// no calm between them.
