@@ -50,7 +50,9 @@ type Identity = (u64, u64, i64, i64);
 
 impl Programs {
     pub(super) fn named_in(command: &[String]) -> Self {
-        let named = command.iter().map(PathBuf::from);
+        // A word may be a script, or a program and what it is to do.
+        let named = command.iter().flat_map(|word| word.split_whitespace());
+        let named = named.map(PathBuf::from);
         Self(
             named
                 .filter_map(|path| Some((identity(&path)?, path)))
@@ -90,7 +92,8 @@ mod tests {
         let [built, other] = ["built", "other"].map(|name| directory.path().join(name));
         fs::write(&built, "old").unwrap();
         fs::write(&other, "other").unwrap();
-        let words = ["sh", "-c", built.to_str().unwrap(), other.to_str().unwrap()];
+        let script = format!("modprobe x && {} --test", built.display());
+        let words = ["sh", "-c", &script, other.to_str().unwrap()];
         let programs = Programs::named_in(&words.map(str::to_owned));
         programs.check_unchanged().unwrap();
 
