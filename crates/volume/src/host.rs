@@ -191,12 +191,10 @@ impl Host {
         self.tick(now);
     }
 
-    /// Uploads what is older than `rpo_ns` from now on, and not what is older than the options say. `false` while
-    /// the host is still recovered, and has kept nothing of it.
+    /// Uploads what is older than `rpo_ns` from now on. `false` while the host is still recovered: nothing has changed.
     #[must_use]
     pub fn set_rpo(&self, rpo_ns: u64) -> bool {
-        let engine = self.engine.get();
-        engine.map(|engine| engine.set_rpo_ns(rpo_ns)).is_some()
+        self.engine.get().map(|e| e.set_rpo_ns(rpo_ns)).is_some()
     }
 
     /// When [`Host::tick`] is worth calling next, on the monotonic clock.

@@ -171,11 +171,9 @@ async fn wait_turn(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
         inner.status != Status::Live || !must_wait(&inner.points, is_failing)
     };
     let seen = || {
-        (
-            tail.lock().points.ended(),
-            tail.stored_lsn(),
-            is_failing(tail),
-        )
+        // The tail's lock ends here: whether uploads fail is asked below a lock of its own.
+        let ended = tail.lock().points.ended();
+        (ended, tail.stored_lsn(), is_failing(tail))
     };
     let (mut looks, mut before) = (0, seen());
     while !is_turn() {
