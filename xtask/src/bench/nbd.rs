@@ -4,7 +4,8 @@
 //! busy moment of the machine hits all of them; the median of the rounds is reported. The client
 //! is the same for all (fio's NBD engine, one connection on a Unix socket). Beside the rate stands
 //! the processor time that the server's process took per request: it says what the rate cannot
-//! where client and server share the processors.
+//! where client and server share the processors. With `--also`, two builds of the server are compared
+//! with each other instead, their disks in memory, so that no disk's mood is taken for a build's.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ pub(crate) struct Arguments {
     /// Measure this server instead of the one built here
     #[arg(long)]
     program: Option<PathBuf>,
-    /// And another build of it, in rows of its own
+    /// Compare it with this other build of it, in memory and turn by turn, and with nothing else
     #[arg(long, value_name = "PROGRAM")]
     also: Option<PathBuf>,
 }
@@ -38,7 +39,6 @@ pub(crate) struct Arguments {
 struct Programs {
     bare: PathBuf,
     volume: PathBuf,
-    also: Option<PathBuf>,
 }
 
 /// The sequential ones come first: random writes scatter a log, and files that are written in place know
@@ -50,8 +50,14 @@ const WORKLOADS: [Workload; 4] = [
     Workload::new("randwrite", "4k", 32),
 ];
 
+/// Where files are in memory.
+const MEMORY: &str = "/dev/shm";
+
 /// How long a server may take until it answers.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The two builds that are compared.
+const NAMES: [&str; 2] = ["first", "also"];
 
 /// Ticks per second in /proc, the same on every Linux architecture served here.
 const TICKS: f64 = 100.0;
@@ -77,17 +83,26 @@ impl Drop for Server {
     }
 }
 
-/// A directory that goes when the benchmark does.
-struct Scratch(PathBuf);
+/// Where servers keep what they have; both go when the benchmark does.
+struct Places {
+    disk: tempfile::TempDir,
+    /// A server that is killed leaves its rings behind.
+    rings: tempfile::TempDir,
+}
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+impl Places {
+    fn in_dir(parent: &Path) -> std::io::Result<Self> {
+        let mut named = tempfile::Builder::new();
+        let named = named.prefix("bench-nbd-");
+        Ok(Self {
+            disk: named.tempdir_in(parent)?,
+            rings: named.tempdir_in(MEMORY)?,
+        })
     }
 }
 
 /// One measurement.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Sample {
     per_second: f64,
     cpu_us: f64,
@@ -101,13 +116,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             .status();
         there.map_err(|error| format!("{tool} is needed for this benchmark: {error}"))?;
     }
+    if let Some(also) = &arguments.also {
+        return compare_builds(arguments, &also.canonicalize()?);
+    }
     let programs = build(arguments)?;
     println!("{}", crate::lane::describe_machine()?);
     for mode in [Mode::Buffered, Mode::Direct] {
-        let scratch =
-            Scratch(workspace::target().join(format!("bench-nbd-{}", std::process::id())));
-        std::fs::create_dir_all(&scratch.0)?;
-        table(arguments, &programs, mode, &scratch.0)?;
+        table(
+            arguments,
+            &programs,
+            mode,
+            &Places::in_dir(&workspace::target())?,
+        )?;
     }
     println!("\n{}", crate::lane::describe_machine()?);
     Ok(())
@@ -117,28 +137,110 @@ fn build(arguments: &Arguments) -> Result<Programs, Failure> {
     let volume = server_program::build_unless(arguments.program.as_deref())?;
     let bare = ["build", "--quiet", "--profile", "dist", "-p", "nbd"];
     crate::process::run(workspace::cargo(bare).args(["--example", "bare_file"]))?;
-    let also = arguments.also.as_ref().map(|file| file.canonicalize());
     Ok(Programs {
         bare: workspace::packaged("examples/bare_file"),
         volume,
-        also: also.transpose()?,
     })
+}
+
+/// Two builds of the server, each with a volume in memory. Within a round they take turns in both orders,
+/// because who comes second finds the caches as the first left them.
+fn compare_builds(arguments: &Arguments, also: &Path) -> Result<(), Failure> {
+    let volume = server_program::build_unless(arguments.program.as_deref())?;
+    let places = Places::in_dir(Path::new(MEMORY))?;
+    let mut servers = Vec::new();
+    for (name, program) in NAMES.into_iter().zip([volume.as_path(), also]) {
+        servers.push(start_volume(
+            name,
+            program,
+            Mode::Buffered,
+            &places,
+            arguments.mib,
+        )?);
+    }
+    fill(&servers, arguments.mib)?;
+    println!("{}", crate::lane::describe_machine()?);
+    println!("first: {}\nalso: {}\n", volume.display(), also.display());
+    println!(
+        "| workload | first: requests/s | CPU us/request | also: requests/s | CPU us/request | also/first, median (least, most) | CPU |"
+    );
+    println!("|---|---:|---:|---:|---:|---:|---:|");
+    for workload in WORKLOADS {
+        let mut job = job(workload, arguments.seconds);
+        if workload.pattern.ends_with("write") {
+            // Each write is uploaded to a store in memory; this bounds it, and what a log holds.
+            job.push(format!("--io_size={}m", 2 * arguments.mib));
+        }
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        let mut ratios = Vec::new();
+        for round in 0..arguments.rounds.max(1) {
+            let mut samples = [Sample::default(); 2];
+            for turn in [round % 2, 1 - round % 2] {
+                // What a log has to upload is paid for outside of the measurement.
+                sync(&volume, &places, NAMES[turn])?;
+                samples[turn] = fio(&servers[turn], &job, arguments.mib)?;
+            }
+            ratios.push(samples[1].per_second / samples[0].per_second);
+            first.push(samples[0]);
+            second.push(samples[1]);
+        }
+        ratios.sort_by(f64::total_cmp);
+        let (first, second) = (median(first), median(second));
+        println!(
+            "| {workload} | {:.0} | {:.1} | {:.0} | {:.1} | {:.2} ({:.2}, {:.2}) | {:.2} |",
+            first.per_second,
+            first.cpu_us,
+            second.per_second,
+            second.cpu_us,
+            ratios[ratios.len() / 2],
+            ratios[0],
+            ratios[ratios.len() - 1],
+            second.cpu_us / first.cpu_us,
+        );
+    }
+    println!("\n{}", crate::lane::describe_machine()?);
+    Ok(())
+}
+
+/// Has a server upload all that its log holds.
+fn sync(program: &Path, places: &Places, name: &str) -> Result<(), Failure> {
+    let api = places.disk.path().join(name).join("api.sock");
+    let mut sync = Command::new(program);
+    sync.arg(format!("--api=unix:{}", api.display()));
+    crate::process::run(sync.args(["sync", "disk"]).stdout(Stdio::null()))
+}
+
+/// Writes each disk once: what is read later must be somewhere, in the log as hot data is.
+fn fill(servers: &[Server], mib: u64) -> Result<(), Failure> {
+    for server in servers {
+        let filled = ["--rw=write", "--bs=1m", "--iodepth=8"].map(str::to_owned);
+        fio(server, &filled, mib)?;
+    }
+    Ok(())
+}
+
+/// The words of fio for a workload that lasts so many seconds.
+fn job(workload: Workload, seconds: u32) -> Vec<String> {
+    vec![
+        format!("--rw={}", workload.pattern),
+        format!("--bs={}", workload.block),
+        format!("--iodepth={}", workload.depth),
+        "--time_based".into(),
+        format!("--runtime={seconds}"),
+        "--randseed=7".into(),
+    ]
 }
 
 fn table(
     arguments: &Arguments,
     programs: &Programs,
     mode: Mode,
-    dir: &Path,
+    places: &Places,
 ) -> Result<(), Failure> {
-    let image = dir.join("image");
+    let image = places.disk.path().join("image");
     write_file(&image, arguments.mib)?;
-    let servers = start_all(mode, dir, &image, (programs, arguments.mib))?;
-    // The volume's bytes must be somewhere before they are read: in its log, as hot data is.
-    for server in &servers {
-        let filled = ["--rw=write", "--bs=1m", "--iodepth=8"];
-        fio(server, &filled, arguments.mib)?;
-    }
+    let servers = start_all(mode, places, &image, (programs, arguments.mib))?;
+    fill(&servers, arguments.mib)?;
     let title = if mode == Mode::Buffered {
         "Buffered"
     } else {
@@ -149,18 +251,7 @@ fn table(
     );
     println!("|---|---|---:|---:|---:|");
     for workload in WORKLOADS {
-        let rw = format!("--rw={}", workload.pattern);
-        let bs = format!("--bs={}", workload.block);
-        let iodepth = format!("--iodepth={}", workload.depth);
-        let runtime = format!("--runtime={}", arguments.seconds);
-        let job = [
-            rw.as_str(),
-            &bs,
-            &iodepth,
-            "--time_based",
-            &runtime,
-            "--randseed=7",
-        ];
+        let job = job(workload, arguments.seconds);
         let mut samples = vec![Vec::new(); servers.len()];
         for _ in 0..arguments.rounds.max(1) {
             for (server, samples) in servers.iter().zip(&mut samples) {
@@ -193,13 +284,29 @@ fn median(mut samples: Vec<Sample>) -> Sample {
     samples[samples.len() / 2]
 }
 
-/// A server of a volume with a directory of its own, and its socket.
-fn serve_volume(program: &Path, mode: Mode, dir: &Path, mib: u64) -> Result<Command, Failure> {
-    std::fs::create_dir_all(dir)?;
+/// Starts a server of a volume, in a directory of its own.
+fn start_volume(
+    name: &str,
+    program: &Path,
+    mode: Mode,
+    places: &Places,
+    mib: u64,
+) -> Result<Server, Failure> {
+    let dir = places.disk.path().join(name);
+    std::fs::create_dir_all(&dir)?;
     let mut volume = Command::new(program);
-    volume.args(["serve", "--rpo", "1h", "--log-size", "4GiB"]);
+    volume.args([
+        "serve",
+        "--rpo",
+        "1h",
+        "--log-size",
+        "4GiB",
+        "--cache-size",
+        "256MiB",
+    ]);
     volume.arg("--store").arg(dir.join("store"));
     volume.arg("--cache").arg(dir.join("cache"));
+    volume.arg("--ring-dir").arg(places.rings.path());
     volume.arg(format!("--api=unix:{}", dir.join("api.sock").display()));
     volume.arg(format!("--nbd=unix:{}", dir.join("nbd.sock").display()));
     volume.arg(format!("--volume=disk={mib}MiB"));
@@ -207,15 +314,16 @@ fn serve_volume(program: &Path, mode: Mode, dir: &Path, mib: u64) -> Result<Comm
         Mode::Direct => ["--log-io", "direct"],
         Mode::Buffered => ["--log-io", "buffered"],
     });
-    Ok(volume)
+    start(&format!("firn, {name}"), volume, &dir, "nbd.sock", "disk")
 }
 
 fn start_all(
     mode: Mode,
-    dir: &Path,
+    places: &Places,
     image: &Path,
     (programs, mib): (&Programs, u64),
 ) -> Result<Vec<Server>, Failure> {
+    let dir = places.disk.path();
     let mut servers = Vec::new();
     let mut bare = Command::new(&programs.bare);
     bare.arg(image).arg(dir.join("bare.sock"));
@@ -223,17 +331,7 @@ fn start_all(
         bare.arg("--direct");
     }
     servers.push(start("firn, bare file", bare, dir, "bare.sock", "file")?);
-    let volumes = [
-        ("firn, volume", Some(&programs.volume), "volume"),
-        ("firn, volume, --also", programs.also.as_ref(), "also"),
-    ];
-    for (name, program, folder) in volumes {
-        if let Some(program) = program {
-            let dir = dir.join(folder);
-            let volume = serve_volume(program, mode, &dir, mib)?;
-            servers.push(start(name, volume, &dir, "nbd.sock", "disk")?);
-        }
-    }
+    servers.push(start_volume("volume", &programs.volume, mode, places, mib)?);
     if mode == Mode::Buffered {
         let mut nbdkit = Command::new("nbdkit");
         nbdkit
@@ -304,7 +402,7 @@ fn start(
 }
 
 /// Runs one fio job against a server.
-fn fio(server: &Server, job: &[&str], mib: u64) -> Result<Sample, Failure> {
+fn fio(server: &Server, job: &[String], mib: u64) -> Result<Sample, Failure> {
     let before = cpu_seconds(server.child.id())?;
     let output = Command::new("fio")
         .args([
