@@ -88,9 +88,10 @@ impl Addresses {
 }
 
 impl Authority {
-    /// Of a URL, and the path of that.
+    /// Of a URL, and the path of that without the query.
     fn parse(url: &str) -> Option<(Authority, String)> {
         let (scheme, rest) = url.split_once("://")?;
+        let rest = rest.split(['?', '#']).next().unwrap_or(rest);
         let (authority, path) = match rest.find('/') {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
@@ -179,14 +180,14 @@ mod tests {
 
     /// Whom a request without a body goes to.
     fn server(addresses: &Addresses, method: &str, url: &str) -> String {
-        let (authority, rest) = Authority::parse(url).unwrap();
-        let (path, query) = rest.split_once('?').unwrap_or((&rest, ""));
+        let (plain, query) = url.split_once('?').unwrap_or((url, ""));
+        let (authority, path) = Authority::parse(plain).unwrap();
         let target = Target {
             method,
             is_tls: url.starts_with("https"),
             host: &authority.host,
             port: Some(authority.port),
-            path,
+            path: &path,
             query,
         };
         match addresses.server(&target) {
@@ -229,7 +230,13 @@ mod tests {
         let container = "http://127.0.0.1:9999/firn/credentials";
         let usual = Addresses::usually_at("firn", "https://s3.eu-1.amazonaws.com");
         assert_eq!(
-            server(&usual.with_credentials(container), "GET", container),
+            server(&usual.clone().with_credentials(container), "GET", container),
+            "127.0.0.1"
+        );
+        // What a container is told may have a query, of which a request's path has nothing.
+        let asked = "http://127.0.0.1:9999/firn/credentials?task=7";
+        assert_eq!(
+            server(&usual.with_credentials(asked), "GET", asked),
             "127.0.0.1"
         );
         let named = Addresses::at_endpoint("latest", "http://MinIO:9000/");
