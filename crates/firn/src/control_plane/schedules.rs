@@ -57,8 +57,8 @@ struct Progress {
     /// Whether the store was asked for what was taken before.
     is_known: bool,
     newest: Option<Taken>,
-    /// There may be more than it keeps: an attempt to remove them failed, or it kept more before the start.
-    has_excess: bool,
+    /// Since when there may be more than it keeps: they were not removed yet, or it kept more before the start.
+    excess_since: Option<Instant>,
     /// Why the last attempt failed, and when the next one may be.
     failing: Option<(String, Instant)>,
 }
@@ -93,7 +93,7 @@ impl Schedules {
         }
     }
 
-    /// Why volumes have no snapshot that they were to have, by their names.
+    /// Why volumes lack a snapshot that they were to have, or keep too many, by their names.
     pub(super) fn troubles(&self) -> Vec<(String, String)> {
         let now = unix_ms();
         let all = self.progress();
@@ -114,25 +114,34 @@ impl Progress {
             since: Instant::now(),
             is_known: false,
             newest: None,
-            has_excess: false,
+            excess_since: None,
             failing: None,
         }
     }
 
-    /// One that failed and is late by a whole turn is worth a word.
+    /// One that failed and is late by a whole turn is worth a word, with a snapshot or with the removal of old ones.
     fn trouble(&self, schedule: &str, now_ms: u64) -> Option<String> {
         let (why, _) = self.failing.as_ref()?;
         let age = match self.newest {
             Some(newest) => Duration::from_millis(now_ms.saturating_sub(newest.unix_ms)),
             None => self.since.elapsed(),
         };
-        let is_late = age >= self.every * 2;
-        is_late.then(|| {
-            format!(
-                "the schedule {schedule} has taken no snapshot for {} s: {why}",
-                age.as_secs()
-            )
+        if age >= self.every * 2 {
+            let seconds = age.as_secs();
+            return Some(format!(
+                "the schedule {schedule} has taken no snapshot for {seconds} s: {why}"
+            ));
+        }
+        let kept = self.excess_since?.elapsed();
+        (kept >= self.every * 2).then(|| {
+            let seconds = kept.as_secs();
+            format!("the schedule {schedule} could remove no old snapshot for {seconds} s: {why}")
         })
+    }
+
+    /// There may be more than it keeps. Attempts that fail make it no younger.
+    fn note_excess(&mut self) {
+        self.excess_since.get_or_insert_with(Instant::now);
     }
 }
 
@@ -267,20 +276,22 @@ impl ControlPlane {
                 unix_ms: newest.taken_unix_ms,
                 lsn: newest.lsn,
             });
-            progress.has_excess = own.len() > schedule.keep as usize;
+            if own.len() > schedule.keep as usize {
+                progress.note_excess();
+            }
             progress.is_known = true;
         }
         if progress.keep != schedule.keep {
             progress.keep = schedule.keep;
-            progress.has_excess = true;
+            progress.note_excess();
         }
         // First what is due, for what cannot be removed may stay so for long.
         if self.take(open, schedule, progress).await? {
-            progress.has_excess = true;
+            progress.note_excess();
         }
-        if progress.has_excess {
+        if progress.excess_since.is_some() {
             self.remove_excess(open, schedule).await?;
-            progress.has_excess = false;
+            progress.excess_since = None;
         }
         Ok(())
     }
@@ -472,5 +483,29 @@ mod tests {
             said.contains("1h") && said.contains("the store is away"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn a_schedule_that_cannot_remove_what_is_too_many_is_in_trouble_though_it_takes_new_ones() {
+        let mut progress = Progress::new("demo", Duration::from_millis(1), 2);
+        progress.newest = at(HOUR_MS);
+        progress.failing = Some(("deleting is not permitted".into(), Instant::now()));
+        assert_eq!(
+            progress.trouble("1ms", HOUR_MS),
+            None,
+            "nothing is too many"
+        );
+        progress.note_excess();
+        progress.excess_since = Instant::now().checked_sub(Duration::from_secs(1));
+        progress.note_excess();
+        let said = progress.trouble("1ms", HOUR_MS).unwrap();
+        assert!(
+            said.contains("could remove no old snapshot for 1 s")
+                && said.contains("deleting is not permitted"),
+            "{said}"
+        );
+        progress.excess_since = Some(Instant::now());
+        progress.every = HOUR;
+        assert_eq!(progress.trouble("1h", HOUR_MS), None, "it is no turn late");
     }
 }
