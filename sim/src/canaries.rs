@@ -217,7 +217,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "size_is_not_noted",
 ];
 
-/// Canaries in the engine that end-to-end tests see: `xtask/src/canaries.rs`.
+/// Canaries in the engine that end-to-end tests see: `xtask/src/canaries/planted.rs`.
 #[cfg(test)]
 const SEEN_BY_THE_SERVERS_TESTS: &[&str] = &["fork_mixes_histories"];
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::Role;
 
 pub(crate) use diff::{Diff, DiffKind, DiffRange, DiffSide};
-pub(crate) use settings::{ChangeSettings, ChangeableSettings};
+pub(crate) use settings::{ChangeSettings, ChangeableSettings, PassedSettings};
 pub(crate) use trash::{RestoreTrashed, TrashList, TrashedVolume};
 pub(crate) use volume::{
     DataMode, DiskInfo, DroppedOption, Health, HealthLevel, NbdInfo, RequestCounts, Transport,

@@ -1,7 +1,8 @@
 //! The settings that may change while the server runs, and who is told of a change.
 //!
 //! A change is checked whole before any of it counts. It lasts until the process ends: what a server
-//! starts with is in its configuration alone, so that nothing is in force that nobody can read there.
+//! starts with is in its configuration alone, so that nothing is in force that nobody can read there. An
+//! upgrade is the same process, so changes pass to the next program, but for what its configuration changes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,21 +11,28 @@ use super::ControlPlane;
 use crate::cli::args::SnapshotSchedule;
 use crate::config::{ControlSettings, check_rpo, check_schedules};
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{ChangeSettings, ChangeableSettings};
+use crate::model::{ChangeSettings, ChangeableSettings, PassedSettings};
 use crate::units::TimeSpan;
 
 /// What the control plane keeps to now.
 #[derive(Debug)]
-pub(super) struct SettingsInForce(Mutex<ControlSettings>);
+pub(super) struct SettingsInForce {
+    /// What this program started with.
+    configured: ChangeableSettings,
+    now: Mutex<ControlSettings>,
+}
 
 impl SettingsInForce {
     pub(super) fn new(settings: ControlSettings) -> Self {
-        SettingsInForce(Mutex::new(settings))
+        SettingsInForce {
+            configured: ChangeableSettings::from(&settings),
+            now: Mutex::new(settings),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, ControlSettings> {
         // A change is one assignment, so a panic cannot leave it half made.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn trash_keep(&self) -> Duration {
@@ -57,6 +65,36 @@ fn changed(settings: &ControlSettings, change: &ChangeSettings) -> Result<Contro
     Ok(changed)
 }
 
+/// What a program that is configured so has to change, to keep to what was in force in the one before. Where its
+/// configuration has another value than that one's, somebody wants the new value.
+fn change_to_keep(passed: &PassedSettings, configured: &ChangeableSettings) -> ChangeSettings {
+    fn kept<T: PartialEq + Clone>(in_force: &T, before: &T, now: &T) -> Option<T> {
+        (in_force != before && before == now).then(|| in_force.clone())
+    }
+    let PassedSettings {
+        configured: before,
+        in_force,
+    } = passed;
+    ChangeSettings {
+        rpo: kept(&in_force.rpo, &before.rpo, &configured.rpo),
+        slow_request: kept(
+            &in_force.slow_request,
+            &before.slow_request,
+            &configured.slow_request,
+        ),
+        snapshot_schedule: kept(
+            &in_force.snapshot_schedule,
+            &before.snapshot_schedule,
+            &configured.snapshot_schedule,
+        ),
+        trash_keep: kept(
+            &in_force.trash_keep,
+            &before.trash_keep,
+            &configured.trash_keep,
+        ),
+    }
+}
+
 impl From<&ControlSettings> for ChangeableSettings {
     fn from(settings: &ControlSettings) -> Self {
         let schedules = settings.snapshot_schedules.iter();
@@ -72,6 +110,28 @@ impl From<&ControlSettings> for ChangeableSettings {
 impl ControlPlane {
     pub(crate) fn settings(&self) -> ChangeableSettings {
         ChangeableSettings::from(&*self.settings.lock())
+    }
+
+    /// What the program that takes this one's place is to know of them.
+    pub(crate) fn settings_to_pass(&self) -> PassedSettings {
+        PassedSettings {
+            configured: self.settings.configured.clone(),
+            in_force: self.settings(),
+        }
+    }
+
+    /// Goes on with what was changed in the program before. What this one does not take is left, and said.
+    pub(crate) fn keep_settings(&self, passed: &PassedSettings) {
+        let change = change_to_keep(passed, &self.settings.configured);
+        if change == ChangeSettings::default() || canary::active!("an_upgrade_forgets_settings") {
+            return;
+        }
+        match self.change_settings(&change) {
+            Ok(now) => tracing::info!(?now, "settings that were changed stay so"),
+            Err(failure) => {
+                tracing::warn!(%failure, "settings are as configured again: this program does not take what they were changed to")
+            }
+        }
     }
 
     /// Has the server keep to other settings from now on; what they all are then.
@@ -91,5 +151,36 @@ impl ControlPlane {
         self.latencies.slow().set_threshold(next.slow_request);
         *now = next;
         Ok(ChangeableSettings::from(&*now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_rpo(seconds: u64) -> ChangeableSettings {
+        ChangeableSettings {
+            rpo: TimeSpan(Duration::from_secs(seconds)),
+            slow_request: TimeSpan(Duration::from_secs(1)),
+            snapshot_schedule: vec!["demo=1h,keep=2".into()],
+            trash_keep: TimeSpan(Duration::ZERO),
+        }
+    }
+
+    #[test]
+    fn a_changed_setting_is_kept_unless_the_next_program_is_configured_anew() {
+        let passed = |configured, in_force| PassedSettings {
+            configured: with_rpo(configured),
+            in_force: with_rpo(in_force),
+        };
+        let kept = |passed: PassedSettings, configured| {
+            let change = change_to_keep(&passed, &with_rpo(configured));
+            assert_eq!(change.snapshot_schedule, None);
+            change.rpo.map(|rpo| rpo.0.as_secs())
+        };
+        assert_eq!(kept(passed(30, 10), 30), Some(10));
+        assert_eq!(kept(passed(30, 30), 30), None, "nobody changed it");
+        assert_eq!(kept(passed(30, 10), 60), None, "60 is newer");
+        assert_eq!(kept(passed(30, 30), 60), None);
     }
 }

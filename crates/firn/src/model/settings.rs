@@ -15,6 +15,14 @@ pub(crate) struct ChangeableSettings {
     pub(crate) trash_keep: TimeSpan,
 }
 
+/// What a program passes to the one that takes its place in an upgrade.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PassedSettings {
+    /// What it started with.
+    pub(crate) configured: ChangeableSettings,
+    pub(crate) in_force: ChangeableSettings,
+}
+
 /// Body of `PATCH /v1/settings`: what is left out stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -203,7 +203,7 @@ async fn run(
     settings: &Settings,
     server: Running<'_>,
     gate: Arc<Gate>,
-    incoming: Incoming,
+    mut incoming: Incoming,
     takes_over: bool,
 ) -> Result<Ending> {
     let (engine, control, api, manager) = server;
@@ -216,6 +216,9 @@ async fn run(
     control.starts.end_start();
     handover::step("opened")?;
     let lacks_memory = incoming.lacks_memory;
+    if let Some(passed) = incoming.settings.take() {
+        control.keep_settings(&passed);
+    }
     take_over(settings, control, api, incoming)?;
     if takes_over {
         start_later(control, lacks_memory);
@@ -413,7 +416,7 @@ async fn prepare_upgrade(
         closed = nbd.closed,
         "handing over"
     );
-    match passage.complete(settings, held, nbd) {
+    match passage.complete((settings, control.settings_to_pass()), held, nbd) {
         Ok(outgoing) => Ok(outgoing),
         Err((failure, nbd)) => {
             control.take_clients_back(nbd).await;

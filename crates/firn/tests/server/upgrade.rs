@@ -304,6 +304,38 @@ fn clients_of_a_snapshot_stay_connected_through_an_upgrade() {
     }
 }
 
+fn setting(world: &World, server: &Server, name: &str) -> serde_json::Value {
+    let shown = world.expect_success(server, &["config", "get", "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    shown[name].clone()
+}
+
+#[test]
+fn settings_that_were_changed_stay_so_through_upgrades_and_end_with_the_server() {
+    let world = World::new();
+    let server = serve(&world, &["--rpo", "1h"], None);
+    world.expect_success(&server, &["config", "set", "rpo=7s", "trash-keep=2h"]);
+    world.expect_success(
+        &server,
+        &["config", "set", "snapshot-schedule=demo=1h,keep=2"],
+    );
+    for _ in 0..2 {
+        world.expect_success(&server, &["upgrade"]);
+        assert_eq!(setting(&world, &server, "rpo"), "7s");
+        assert_eq!(setting(&world, &server, "trash_keep"), "7200s");
+        assert_eq!(
+            setting(&world, &server, "snapshot_schedule"),
+            serde_json::json!(["demo=1h,keep=2"])
+        );
+    }
+    world.expect_success(&server, &["config", "set", "rpo=9s"]);
+    world.expect_success(&server, &["upgrade"]);
+    assert_eq!(setting(&world, &server, "rpo"), "9s");
+    assert!(server.stop().success());
+    let server = serve(&world, &["--rpo", "1h"], None);
+    assert_eq!(setting(&world, &server, "rpo"), "3600s");
+}
+
 #[test]
 fn clients_that_wait_for_their_volume_stay_connected_through_a_second_upgrade() {
     let world = World::new();

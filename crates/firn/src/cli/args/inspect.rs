@@ -51,7 +51,8 @@ pub(crate) enum ConfigCommand {
         firn config set rpo=10s slow-request=250ms\n  \
         firn config set snapshot-schedule=demo=1h,keep=24 snapshot-schedule=demo=24h,keep=7\n  \
         firn config set snapshot-schedule=        none; snapshots that were taken stay\n\n\
-        An upgrade (`firn upgrade`) starts with the configuration, too: write there what is to stay.")]
+        An upgrade (`firn upgrade`) keeps them, except where the configuration has another value than before.\n\
+        Write there what is to stay after a stop.")]
     Set {
         /// rpo, slow-request, trash-keep (times), or snapshot-schedule, which may be given several times and
         /// replaces all that there are.

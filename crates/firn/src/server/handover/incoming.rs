@@ -22,6 +22,7 @@ use super::{
     ConnectionRecord, LastWords, PROTOCOL, RECORD_VARIABLE, Record, STOPPED_VARIABLE, SocketRecord,
     execute, timeline,
 };
+use crate::model::PassedSettings;
 use crate::server::service_manager::{KeepAlive, ServiceManager};
 
 /// The way back, as long as there is one.
@@ -62,6 +63,8 @@ pub(crate) struct Incoming {
     pub(in crate::server) api: Vec<InheritedApiSocket>,
     nbd: Vec<SocketRecord>,
     connections: Vec<ConnectionRecord>,
+    /// What was changed while the program before ran.
+    pub(in crate::server) settings: Option<PassedSettings>,
     /// Of the old program, to which there is no way back.
     passed: Passed,
     timeout: Duration,
@@ -153,6 +156,7 @@ impl Incoming {
             api: api.collect::<io::Result<_>>()?,
             nbd: record.nbd.clone(),
             connections: record.connections.clone(),
+            settings: record.settings.clone(),
             passed,
             timeout: Duration::from_millis(record.timeout_ms),
             lacks_memory: false,

@@ -27,6 +27,7 @@ use volume::JournalMark;
 
 use self::timeline::Timeline;
 use crate::failure::{Failure, FailureCode, Result};
+use crate::model::PassedSettings;
 
 pub(crate) use check::print_check;
 pub(super) use check::{check_program, own_program};
@@ -63,6 +64,9 @@ struct Record {
     api: Vec<SocketRecord>,
     nbd: Vec<SocketRecord>,
     connections: Vec<ConnectionRecord>,
+    /// The settings that may change while a server runs, as they are.
+    #[serde(default)]
+    settings: Option<PassedSettings>,
     /// The pause up to here.
     #[serde(default)]
     timeline: Timeline,

@@ -16,6 +16,7 @@ use super::{ConnectionRecord, LastWords, PROTOCOL, Record, SocketRecord, execute
 use crate::config::{ApiListen, Settings};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd::{NbdFrontend, flag_value};
+use crate::model::PassedSettings;
 
 /// Descriptors that must be free for the next program, which needs some for a moment while it starts.
 const SPARE_DESCRIPTORS: usize = 16;
@@ -75,7 +76,7 @@ impl Passage {
     /// Writes down what the next program gets. What was given away comes back if that fails.
     pub(in crate::server) fn complete(
         self,
-        settings: &Settings,
+        (settings, passed): (&Settings, PassedSettings),
         held: Held<'_>,
         nbd: Handover,
     ) -> std::result::Result<Outgoing, (Failure, Handover)> {
@@ -106,6 +107,7 @@ impl Passage {
             api: api.collect(),
             nbd: listeners.collect(),
             connections: connections.collect(),
+            settings: Some(passed),
             timeline: timeline::current(),
             returned: None,
         };
