@@ -13,7 +13,7 @@ use crate::error::OpenError;
 use crate::hostlog::names::SessionName;
 use crate::hostlog::notes::LogState;
 use crate::hostlog::root_updates::VersionedRoot;
-use crate::jobs::{Jobs, Port, Signal};
+use crate::jobs::{Interval, Jobs, Port, Signal};
 use crate::lock::lock;
 use crate::log::committer::Committer;
 use crate::log::layout::{Layout, Superblock};
@@ -113,9 +113,13 @@ pub(crate) struct Engine {
     pub(crate) unrecorded: Arc<UnnamedObjects>,
     /// What its passes over the store came to.
     pub(crate) collector: CollectorState,
+    /// Between two passes of the collector.
+    pub(crate) gc_interval: Interval,
     pub(crate) due_snapshots: DueSnapshots,
     /// What its compaction has done, and knows of the volumes that are open.
     pub(crate) compaction: CompactionState,
+    /// Between two looks for something to compact.
+    pub(crate) compact_interval: Interval,
 }
 
 impl fmt::Debug for Engine {
@@ -189,8 +193,10 @@ impl Engine {
             unnamed,
             unrecorded,
             collector: CollectorState::default(),
+            gc_interval: Interval::new(options.gc_interval_ns),
             due_snapshots: DueSnapshots::default(),
             compaction: CompactionState::default(),
+            compact_interval: Interval::new(options.compact.interval_ns),
             rpo_ns: AtomicU64::new(options.rpo_ns),
             options,
         }
@@ -206,6 +212,12 @@ impl Engine {
         // Nothing else goes with it: whoever reads the old one is early or late once.
         self.rpo_ns.store(rpo_ns, Ordering::Relaxed);
         self.host_log.wake();
+    }
+
+    /// Has passes of the collector come at another interval; zero: none from now on.
+    pub(crate) fn set_gc_interval_ns(&self, ns: u64) {
+        self.collector.set_on(ns > 0, self.jobs.now().unix_ms);
+        self.gc_interval.set_ns(ns);
     }
 
     /// The host's one committer; false if it has one.

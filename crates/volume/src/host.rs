@@ -197,6 +197,22 @@ impl Host {
         self.engine.get().map(|e| e.set_rpo_ns(rpo_ns)).is_some()
     }
 
+    /// Makes passes of the collector at this interval from now on, zero: none. One that has begun goes on. `false` while
+    /// the host is still recovered: nothing has changed.
+    #[must_use]
+    pub fn set_gc_interval(&self, ns: u64) -> bool {
+        let set = self.engine.get().map(|e| e.set_gc_interval_ns(ns));
+        set.is_some()
+    }
+
+    /// Looks for something to compact at this interval from now on, zero: never. What has begun goes on. `false` while
+    /// the host is still recovered: nothing has changed.
+    #[must_use]
+    pub fn set_compact_interval(&self, ns: u64) -> bool {
+        let set = self.engine.get().map(|e| e.compact_interval.set_ns(ns));
+        set.is_some()
+    }
+
     /// When [`Host::tick`] is worth calling next, on the monotonic clock.
     pub fn next_tick_ns(&self) -> u64 {
         let timer = self.jobs.next_timer_ns().unwrap_or(u64::MAX);

@@ -41,7 +41,8 @@ pub struct Options {
     /// a record names is not garbage before. A look costs each of the volumes a new root. A pack that waits as garbage
     /// costs a month what 144 roots cost, one in five hours, so waiting costs at most about what looking does.
     pub low_mark_bytes: u64,
-    /// Time between two passes of the garbage collector; zero switches it off. Each reads the index of all volumes.
+    /// Time between two passes of the garbage collector, until [`crate::Host::set_gc_interval`] says otherwise; zero
+    /// switches it off. Each reads the index of all volumes.
     pub gc_interval_ns: u64,
     /// Whether and how packs with much garbage, and scattered ranges, are written anew.
     pub compact: CompactOptions,
@@ -58,7 +59,8 @@ pub struct Options {
 /// How a host compacts what the volumes that it has open hold in the store.
 #[derive(Clone, Debug)]
 pub struct CompactOptions {
-    /// Time between two looks at a volume; zero switches compaction off. A look costs nothing if the volume's pages
+    /// Time between two looks at a volume, until [`crate::Host::set_compact_interval`] says otherwise; zero switches
+    /// compaction off. A look costs nothing if the volume's pages
     /// have not changed since one that found nothing to do, and otherwise reads all of them.
     pub interval_ns: u64,
     /// Bytes that it reads and writes in a second. It is work that nobody waits for.

@@ -58,6 +58,36 @@ fn what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone() {
 }
 
 #[test]
+fn passes_come_at_the_interval_that_is_set_and_none_where_it_is_off() {
+    const MINUTE_NS: u64 = 60_000_000_000;
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 1);
+    let minutes = |world: &mut World, count: u64| {
+        for _ in 0..count * 60 {
+            world.pass(1000);
+        }
+        world.host.collector()
+    };
+    let off = minutes(&mut world, 5);
+    assert_eq!((off.is_on, off.passes), (false, 0));
+    assert!(world.host.set_gc_interval(60 * MINUTE_NS));
+    let on = minutes(&mut world, 1);
+    assert_eq!((on.is_on, on.passes), (true, 0));
+    // Nobody waits for the hour to be over.
+    assert!(world.host.set_gc_interval(MINUTE_NS));
+    let often = minutes(&mut world, 5);
+    assert!((4..=6).contains(&often.passes), "{often:?}");
+    assert!(often.removed.objects > 0, "{often:?}");
+    assert_eq!(often.on_since_unix_ms, on.on_since_unix_ms);
+    assert!(world.host.set_gc_interval(0));
+    let off = minutes(&mut world, 5);
+    assert_eq!(
+        (off.is_on, off.passes, off.on_since_unix_ms),
+        (false, often.passes, None)
+    );
+}
+
+#[test]
 fn a_dry_run_says_what_a_pass_would_find_and_changes_nothing() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);

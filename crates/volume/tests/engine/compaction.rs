@@ -341,3 +341,23 @@ fn switched_off_it_does_nothing() {
     assert_eq!(world.host.compaction(), volume::CompactionReport::default());
     assert!(copies(&world.env).is_empty());
 }
+
+#[test]
+fn it_begins_and_ends_when_it_is_told_to() {
+    let (env, _) = aged();
+    let (mut world, volume) = open_aged(&env, None);
+    world.pass(10_000);
+    assert!(world.host.set_compact_interval(1_000_000_000));
+    world.pass(10_000);
+    let done = world.host.compaction();
+    assert!(!copies(&world.env).is_empty(), "{done:?}");
+    assert!(world.host.set_compact_interval(0));
+    world.pass(1000);
+    let done = world.host.compaction();
+    for n in 0..16 {
+        world.write_noise(&volume, n * 8, n, 4096);
+    }
+    world.pass(30_000);
+    let later = world.host.compaction();
+    assert_eq!(format!("{done:?}"), format!("{later:?}"));
+}

@@ -35,29 +35,27 @@ const LEFT_LOG: u64 = 4;
 
 /// Makes passes at the interval, as long as the host runs.
 pub(crate) async fn run(engine: Arc<Engine>) {
-    let interval_ns = engine.options.gc_interval_ns;
-    if interval_ns == 0 {
-        return;
-    }
-    engine.collector.set_on(engine.jobs.now().unix_ms);
+    let interval = &engine.gc_interval;
+    let is_on = interval.ns() > 0;
+    engine.collector.set_on(is_on, engine.jobs.now().unix_ms);
+    let first_ns = |interval_ns: u64| (interval_ns / FIRST_PART).max(1);
     // Random, so that hosts started together do not all list the store at once.
-    let first_ns = (interval_ns / FIRST_PART).max(1);
-    engine
-        .port
-        .sleep(first_ns + engine.next_nonce() % first_ns)
-        .await;
+    let random_ns = |interval_ns| {
+        let first_ns = first_ns(interval_ns);
+        first_ns + engine.next_nonce() % first_ns
+    };
+    interval.wait(&engine.port, random_ns).await;
     loop {
         if engine.host_log.check_not_stopped().is_err() {
             return;
         }
-        let pause_ns = match pass(&engine, engine.options.low_mark_records, FAILURES_MAX).await {
-            Ok(_) => interval_ns,
+        match pass(&engine, engine.options.low_mark_records, FAILURES_MAX).await {
+            Ok(_) => interval.wait(&engine.port, |ns| ns).await,
             Err(error) => {
                 tracing::error!(%error, "a pass of the garbage collector failed");
-                first_ns
+                interval.wait(&engine.port, first_ns).await;
             }
-        };
-        engine.port.sleep(pause_ns).await;
+        }
     }
 }
 

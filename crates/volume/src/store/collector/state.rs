@@ -86,10 +86,13 @@ impl CollectorState {
         lock(&self.advancing_marks).remove(&tail);
     }
 
-    pub(in crate::store) fn set_on(&self, unix_ms: u64) {
+    /// Passes are made by themselves from now on, or none are. Whoever is told so again goes on.
+    pub(crate) fn set_on(&self, is_on: bool, unix_ms: u64) {
         let mut report = lock(&self.report);
-        report.is_on = true;
-        report.on_since_unix_ms = Some(unix_ms);
+        if report.is_on != is_on {
+            report.is_on = is_on;
+            report.on_since_unix_ms = is_on.then_some(unix_ms);
+        }
     }
 
     pub(crate) fn report(&self) -> CollectorReport {

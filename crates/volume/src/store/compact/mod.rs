@@ -39,13 +39,10 @@ const QUANTUM_BYTES: u64 = 1 << 20;
 
 /// Goes from volume to volume, as long as the host runs.
 pub(crate) async fn run(engine: Arc<Engine>) {
-    let interval_ns = engine.options.compact.interval_ns;
-    if interval_ns == 0 {
-        return;
-    }
+    let interval = &engine.compact_interval;
     // Random, so that hosts started together do not all begin at once.
-    let first_ns = interval_ns / 2 + engine.next_nonce() % interval_ns.div_ceil(2);
-    engine.port.sleep(first_ns).await;
+    let random_ns = |ns: u64| ns / 2 + engine.next_nonce() % ns.div_ceil(2);
+    interval.wait(&engine.port, random_ns).await;
     loop {
         let mut served = Vec::new();
         for tail in engine.tails() {
@@ -53,7 +50,7 @@ pub(crate) async fn run(engine: Arc<Engine>) {
             visit(&engine, &tail).await;
         }
         engine.compaction.keep_only(&served);
-        engine.port.sleep(interval_ns).await;
+        interval.wait(&engine.port, |ns| ns).await;
     }
 }
 

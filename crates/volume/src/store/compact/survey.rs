@@ -91,7 +91,7 @@ pub(super) async fn survey(
         pack.is_unfolded |= unfolded.contains(id);
     }
     add_sizes(engine, &mut surveyed.packs).await?;
-    let rest_ns = engine.options.compact.interval_ns / PAGES_PER_INTERVAL * surveyed.pages;
+    let rest_ns = engine.compact_interval.ns() / PAGES_PER_INTERVAL * surveyed.pages;
     let until_ns = engine.jobs.mono_ns().saturating_add(rest_ns);
     engine
         .compaction
