@@ -12,12 +12,12 @@ use nbd::server::{Listen, ListenError};
 
 use crate::access::Role;
 use crate::api_address::{ApiAddress, SOCKET_DEFAULT, TOKENS_DEFAULT};
-use crate::cli::args::{GcInterval, LogIo, NewVolume, OpenListener, ServeArgs, SnapshotSchedule};
+use crate::cli::args::{LogIo, NewVolume, OpenListener, ServeArgs, SnapshotSchedule};
 use crate::failure::{Failure, Result};
 use crate::frontends::nbd_access::NbdTls;
 use crate::local_files::ring_dir;
 use crate::store_faults::StoreFaultPlan;
-use crate::units::{Size, TimeSpan};
+use crate::units::{Interval, Size, TimeSpan};
 
 const DATA_DIR: &str = "./firn-data";
 /// Sizes of new local files unless they are given, on a disk with room; see [`share_of`].
@@ -34,9 +34,9 @@ const SEGMENT_SIZE_MIN: u64 = 8 << 10;
 /// Smallest number of segments of a log: with fewer, none could be reused while others fill.
 const SEGMENTS_MIN: u64 = 16;
 /// How often a server collects garbage, unless it is told. The first pass comes after a sixteenth to an eighth of it.
-const GC_DEFAULT: GcInterval = GcInterval(Some(Duration::from_secs(6 * 3600)));
+const GC_DEFAULT: Interval = Interval(Some(Duration::from_secs(6 * 3600)));
 /// How often open volumes are looked at for something to compact, unless the server is told.
-const COMPACT_DEFAULT: GcInterval = GcInterval(None);
+const COMPACT_DEFAULT: Interval = Interval(None);
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
 /// How long a deleted volume is kept in the trash.
@@ -81,6 +81,10 @@ pub(crate) struct ControlSettings {
     pub(crate) rpo: Duration,
     /// Requests that take as long as this are logged.
     pub(crate) slow_request: Duration,
+    /// How often it makes a pass of the garbage collector.
+    pub(crate) gc: Interval,
+    /// How often open volumes are looked at for something to compact.
+    pub(crate) compact: Interval,
     /// How long a deleted volume is kept in the trash; zero: not at all.
     pub(crate) trash_keep: Duration,
     /// Snapshots that it takes by itself.
@@ -98,9 +102,9 @@ pub(crate) struct Settings {
     pub(crate) volumes: Vec<NewVolume>,
     pub(crate) rpo: Duration,
     /// How often garbage is collected.
-    pub(crate) gc: GcInterval,
+    pub(crate) gc: Interval,
     /// How often open volumes are looked at for something to compact.
-    pub(crate) compact: GcInterval,
+    pub(crate) compact: Interval,
     /// How long a deleted volume is kept in the trash.
     pub(crate) trash_keep: Duration,
     /// Snapshots that it takes by itself.
@@ -223,6 +227,8 @@ impl Settings {
         ControlSettings {
             rpo: self.rpo,
             slow_request: self.slow_request,
+            gc: self.gc,
+            compact: self.compact,
             trash_keep: self.trash_keep,
             snapshot_schedules: self.snapshot_schedules.clone(),
         }

@@ -165,9 +165,72 @@ impl fmt::Display for TimeSpan {
     }
 }
 
+/// How often something is done, written like `1h`, or `off`: none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Interval(pub(crate) Option<Duration>);
+
+impl Interval {
+    /// In nanoseconds, as the engine has it; zero: off.
+    pub(crate) fn ns(self) -> u64 {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.0.map_or(0, ns)
+    }
+}
+
+impl std::str::FromStr for Interval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Interval(None));
+        }
+        match text.parse::<TimeSpan>() {
+            Ok(TimeSpan(interval)) if !interval.is_zero() => Ok(Interval(Some(interval))),
+            _ => Err(format!(
+                "{text:?} is neither off nor a time; write one like 1h"
+            )),
+        }
+    }
+}
+
+impl TryFrom<String> for Interval {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Interval> for String {
+    fn from(interval: Interval) -> String {
+        interval.to_string()
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("off"),
+            Some(interval) => TimeSpan(interval).fmt(f),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interval_is_a_time_or_off() {
+        assert_eq!("off".parse(), Ok(Interval(None)));
+        let hour = Interval(Some(Duration::from_secs(3600)));
+        assert_eq!("1h".parse(), Ok(hour));
+        assert_eq!(hour.to_string().parse(), Ok(hour));
+        for text in ["0s", "on", "", "1"] {
+            assert!(text.parse::<Interval>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn sizes_for_people_have_two_or_three_digits_and_a_unit() {

@@ -3,6 +3,8 @@
 //! Names are those of the flags, and lines those of a file for `--config`. What a value may be is for the
 //! server to say.
 
+use std::str::FromStr;
+
 use serde_json::Value;
 
 use super::args::ApiArgs;
@@ -11,12 +13,18 @@ use super::output;
 use super::similar_name::most_similar;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{ChangeSettings, ChangeableSettings};
-use crate::units::TimeSpan;
 
 const PATH: &str = "/v1/settings";
 
 /// The names of what may change.
-const NAMES: [&str; 4] = ["rpo", "slow-request", "snapshot-schedule", "trash-keep"];
+const NAMES: [&str; 6] = [
+    "rpo",
+    "slow-request",
+    "gc",
+    "compact",
+    "snapshot-schedule",
+    "trash-keep",
+];
 
 pub(super) fn get(api: &ApiArgs, json: bool) -> Result<()> {
     print(json, &Client::new(api)?.get(PATH)?)
@@ -34,8 +42,9 @@ fn print(json: bool, settings: &ChangeableSettings) -> Result<()> {
     }
     let schedules = Value::from(settings.snapshot_schedule.clone());
     output::line(&format!(
-        "rpo = \"{}\"\nslow-request = \"{}\"\nsnapshot-schedule = {schedules}\ntrash-keep = \"{}\"",
-        settings.rpo, settings.slow_request, settings.trash_keep
+        "rpo = \"{}\"\nslow-request = \"{}\"\ngc = \"{}\"\ncompact = \"{}\"\nsnapshot-schedule = {schedules}\n\
+         trash-keep = \"{}\"",
+        settings.rpo, settings.slow_request, settings.gc, settings.compact, settings.trash_keep
     ))
 }
 
@@ -47,10 +56,12 @@ fn parse(given: &[String], all: &[String]) -> Result<ChangeSettings> {
                 "{text:?} is no setting; write NAME=VALUE, as in rpo=10s"
             ))
         })?;
-        let slot = match name {
-            "rpo" => &mut change.rpo,
-            "slow-request" => &mut change.slow_request,
-            "trash-keep" => &mut change.trash_keep,
+        let is_new = match name {
+            "rpo" => put(&mut change.rpo, name, value)?,
+            "slow-request" => put(&mut change.slow_request, name, value)?,
+            "trash-keep" => put(&mut change.trash_keep, name, value)?,
+            "gc" => put(&mut change.gc, name, value)?,
+            "compact" => put(&mut change.compact, name, value)?,
             "snapshot-schedule" => {
                 let schedules = change.snapshot_schedule.get_or_insert_default();
                 // Nothing behind the sign: none.
@@ -59,14 +70,18 @@ fn parse(given: &[String], all: &[String]) -> Result<ChangeSettings> {
             }
             _ => return Err(unknown(name, all)),
         };
-        let time: TimeSpan = value
-            .parse()
-            .map_err(|why| usage(format!("{name}: {why}")))?;
-        if slot.replace(time).is_some() {
+        if !is_new {
             return Err(usage(format!("{name} is given twice")));
         }
     }
     Ok(change)
+}
+
+/// Reads a value; whether there was none.
+fn put<T: FromStr<Err = String>>(slot: &mut Option<T>, name: &str, value: &str) -> Result<bool> {
+    let value = value.parse();
+    let value = value.map_err(|why| usage(format!("{name}: {why}")))?;
+    Ok(slot.replace(value).is_none())
 }
 
 fn unknown(name: &str, all: &[String]) -> Failure {
@@ -113,6 +128,9 @@ mod tests {
             ["a=1h,keep=2", "*=24h,keep=7"]
         );
         assert_eq!(change.trash_keep, None);
+        assert_eq!((change.gc, change.compact), (None, None));
+        let off = parsed(&["gc=off"]).unwrap();
+        assert_eq!(off.gc.unwrap().to_string(), "off");
         let none = parsed(&["snapshot-schedule="]).unwrap();
         assert_eq!(none.snapshot_schedule, Some(Vec::new()));
     }
@@ -121,6 +139,7 @@ mod tests {
     fn what_cannot_be_set_is_refused_with_what_can() {
         for (given, words) in [
             (&["rpo"][..], "NAME=VALUE"),
+            (&["compact=0s"], "neither off nor a time"),
             (&["rpo=soon"], "write one like 30s"),
             (&["rpo=1s", "rpo=2s"], "twice"),
             (&["store=/x"], "restart it"),

@@ -57,6 +57,8 @@ fn changed(settings: &ControlSettings, change: &ChangeSettings) -> Result<Contro
     let changed = ControlSettings {
         rpo: time(change.rpo, settings.rpo),
         slow_request: time(change.slow_request, settings.slow_request),
+        gc: change.gc.unwrap_or(settings.gc),
+        compact: change.compact.unwrap_or(settings.compact),
         trash_keep: time(change.trash_keep, settings.trash_keep),
         snapshot_schedules,
     };
@@ -82,6 +84,8 @@ fn change_to_keep(passed: &PassedSettings, configured: &ChangeableSettings) -> C
             &before.slow_request,
             &configured.slow_request,
         ),
+        gc: kept(&in_force.gc, &before.gc, &configured.gc),
+        compact: kept(&in_force.compact, &before.compact, &configured.compact),
         snapshot_schedule: kept(
             &in_force.snapshot_schedule,
             &before.snapshot_schedule,
@@ -101,6 +105,8 @@ impl From<&ControlSettings> for ChangeableSettings {
         ChangeableSettings {
             rpo: TimeSpan(settings.rpo),
             slow_request: TimeSpan(settings.slow_request),
+            gc: settings.gc,
+            compact: settings.compact,
             snapshot_schedule: schedules.map(ToString::to_string).collect(),
             trash_keep: TimeSpan(settings.trash_keep),
         }
@@ -139,29 +145,38 @@ impl ControlPlane {
         // Held to the end: of two changes at once one is told what the other made of it.
         let mut now = self.settings.lock();
         let next = changed(&now, change)?;
-        if next.rpo != now.rpo {
-            let rpo_ns = u64::try_from(next.rpo.as_nanos()).unwrap_or(u64::MAX);
-            if !self.host.set_rpo(rpo_ns) {
-                return Err(Failure::new(
-                    FailureCode::NotReady,
-                    "the log is still recovered; try again when the server is ready",
-                ));
-            }
-        }
+        self.tell_engine(&now, &next)?;
         self.latencies.slow().set_threshold(next.slow_request);
         *now = next;
         Ok(ChangeableSettings::from(&*now))
+    }
+
+    /// Tells the engine what of its own differs: it refuses the first, or takes all.
+    fn tell_engine(&self, now: &ControlSettings, next: &ControlSettings) -> Result<()> {
+        let rpo_ns = u64::try_from(next.rpo.as_nanos()).unwrap_or(u64::MAX);
+        let is_told = (next.rpo == now.rpo || self.host.set_rpo(rpo_ns))
+            && (next.gc == now.gc || self.host.set_gc_interval(next.gc.ns()))
+            && (next.compact == now.compact || self.host.set_compact_interval(next.compact.ns()));
+        is_told.then_some(()).ok_or_else(|| {
+            Failure::new(
+                FailureCode::NotReady,
+                "the log is still recovered; try again when the server is ready",
+            )
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Interval;
 
     fn with_rpo(seconds: u64) -> ChangeableSettings {
         ChangeableSettings {
             rpo: TimeSpan(Duration::from_secs(seconds)),
             slow_request: TimeSpan(Duration::from_secs(1)),
+            gc: Interval(None),
+            compact: Interval(None),
             snapshot_schedule: vec!["demo=1h,keep=2".into()],
             trash_keep: TimeSpan(Duration::ZERO),
         }

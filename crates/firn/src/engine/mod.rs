@@ -27,7 +27,6 @@ use ublk::device::LiveDevice;
 use ublk::exit::ExitTimeouts;
 use volume::{CompactOptions, Continuation, Host, Notify, Options, RecoveryReport, Rings, Setup};
 
-use crate::cli::args::GcInterval;
 use crate::config::Settings;
 use crate::engine::commit_io::CommitIo;
 use crate::engine::io_executor::{Clock, IoExecutor, JobThread};
@@ -229,20 +228,14 @@ fn options(settings: &Settings, files: &CacheDir, memory: MemoryPlan) -> Options
         index_bytes: memory.index_bytes,
         delta_extents_max: memory.delta_extents,
         pack_bytes: memory.pack_bytes,
-        gc_interval_ns: interval_ns(settings.gc),
+        gc_interval_ns: settings.gc.ns(),
         compact: CompactOptions {
-            interval_ns: interval_ns(settings.compact),
+            interval_ns: settings.compact.ns(),
             ..CompactOptions::default()
         },
         rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
         ..Options::default()
     }
-}
-
-/// Nanoseconds; zero: off.
-fn interval_ns(interval: GcInterval) -> u64 {
-    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    interval.0.map_or(0, ns)
 }
 
 /// Refuses a segment size that differs from the existing log's: it is fixed when the log is made.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::TimeSpan;
+use crate::units::{Interval, TimeSpan};
 
 /// Answer to `GET /v1/settings`: what the server keeps to now. Each is explained by the flag of `firn serve`
 /// that has its name.
@@ -10,6 +10,8 @@ use crate::units::TimeSpan;
 pub(crate) struct ChangeableSettings {
     pub(crate) rpo: TimeSpan,
     pub(crate) slow_request: TimeSpan,
+    pub(crate) gc: Interval,
+    pub(crate) compact: Interval,
     /// Like `demo=1h,keep=24`.
     pub(crate) snapshot_schedule: Vec<String>,
     pub(crate) trash_keep: TimeSpan,
@@ -31,6 +33,10 @@ pub(crate) struct ChangeSettings {
     pub(crate) rpo: Option<TimeSpan>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slow_request: Option<TimeSpan>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gc: Option<Interval>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) compact: Option<Interval>,
     /// All of them: one that is not here ends. The snapshots that it took stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) snapshot_schedule: Option<Vec<String>>,

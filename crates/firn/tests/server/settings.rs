@@ -68,6 +68,30 @@ fn a_schedule_that_is_set_takes_snapshots_and_one_that_is_left_out_takes_none() 
 }
 
 #[test]
+fn the_collector_and_compaction_are_switched_on_and_off_while_the_server_runs() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--gc", "off"]);
+    let passes = || {
+        let (_, state) = server.get("/v1/gc");
+        let state: Value = serde_json::from_str(&state).unwrap();
+        (
+            state["is_on"].as_bool().unwrap(),
+            state["passes"].as_u64().unwrap(),
+        )
+    };
+    assert_eq!(passes(), (false, 0));
+    let said = world.expect_success(&server, &["config", "set", "gc=1s", "compact=10m"]);
+    assert!(said.contains("gc = \"1s\"\ncompact = \"600s\""), "{said}");
+    eventually("a pass by itself", || passes().1 > 0);
+    world.expect_success(&server, &["upgrade"]);
+    assert_eq!(settings(&world, &server)["compact"], "600s");
+    eventually("a pass of the next program", || passes() > (true, 0));
+    world.expect_success(&server, &["config", "set", "gc=off"]);
+    assert!(!passes().0);
+    assert!(server.stop().success());
+}
+
+#[test]
 fn a_deletion_keeps_to_the_trash_time_that_was_set() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=64MiB", "--trash-keep", "1h"]);

@@ -49,12 +49,13 @@ pub(crate) enum ConfigCommand {
     /// Change settings of the server that runs, until it ends: what it starts with is in its configuration.
     #[command(after_help = "Examples:\n  \
         firn config set rpo=10s slow-request=250ms\n  \
+        firn config set compact=10m               and compact=off when it has done enough\n  \
         firn config set snapshot-schedule=demo=1h,keep=24 snapshot-schedule=demo=24h,keep=7\n  \
         firn config set snapshot-schedule=        none; snapshots that were taken stay\n\n\
         An upgrade (`firn upgrade`) keeps them, except where the configuration has another value than before.\n\
         Write there what is to stay after a stop.")]
     Set {
-        /// rpo, slow-request, trash-keep (times), or snapshot-schedule, which may be given several times and
+        /// rpo, slow-request, trash-keep (times), gc, compact (times or off), or snapshot-schedule, which may be given several times and
         /// replaces all that there are.
         #[arg(required = true, value_name = "NAME=VALUE")]
         settings: Vec<String>,

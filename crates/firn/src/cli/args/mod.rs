@@ -28,7 +28,7 @@ pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem, MoveArgs};
 pub(crate) use bench::{BenchArgs, Pattern};
 pub(crate) use check::CheckArgs;
 pub(crate) use diff::DiffArgs;
-pub(crate) use gc::{GcArgs, GcInterval};
+pub(crate) use gc::GcArgs;
 pub(crate) use inspect::{ConfigArgs, ConfigCommand, DoctorArgs, SupportArgs, TopArgs};
 pub(crate) use list::ListArgs;
 pub(crate) use points::{ForkArgs, SnapshotCommand};

@@ -8,11 +8,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::gc::GcInterval;
 use super::schedule::SnapshotSchedule;
 use crate::access::Role;
 use crate::store_faults::StoreFaultPlan;
-use crate::units::{Size, TimeSpan};
+use crate::units::{Interval, Size, TimeSpan};
 
 /// Flags of `serve`. Each can also stand in the configuration file, under its own name; a flag
 /// wins over the file.
@@ -108,13 +107,13 @@ pub(crate) struct ServeArgs {
     /// store; what one pass finds is removed by the next one of any server. The first comes after a sixteenth to an
     /// eighth of it. [default: 6h]
     #[arg(long, value_name = "TIME|off")]
-    pub(crate) gc: Option<GcInterval>,
+    pub(crate) gc: Option<Interval>,
 
     /// Time between two looks whether packs of open volumes have much garbage, or random writes scattered a range:
     /// what is alive of them is then written anew, at 16 MiB a second. off: packs go only when nothing in them is
     /// alive. [default: off]
     #[arg(long, value_name = "TIME|off")]
-    pub(crate) compact: Option<GcInterval>,
+    pub(crate) compact: Option<Interval>,
 
     /// How long a deleted volume is kept in the trash, from where `firn trash restore` brings it back. Once the time is
     /// over it goes with the next pass of the garbage collector of any server. 0s: it is deleted at once. [default: 24h]

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use nbd::codec::ConnectionState;
 use nbd::server::{HandedConnection, HandedListener, Listen};
+use serde::Deserialize;
 use volume::JournalMark;
 
 use super::{
@@ -156,7 +157,7 @@ impl Incoming {
             api: api.collect::<io::Result<_>>()?,
             nbd: record.nbd.clone(),
             connections: record.connections.clone(),
-            settings: record.settings.clone(),
+            settings: passed_settings(&record.settings),
             passed,
             timeout: Duration::from_millis(record.timeout_ms),
             lacks_memory: false,
@@ -232,6 +233,19 @@ impl Incoming {
         self.passed.clear();
         clients
     }
+}
+
+/// What was changed before; nothing, and a word in the log, if that was another firn that had other settings.
+fn passed_settings(said: &serde_json::Value) -> Option<PassedSettings> {
+    if said.is_null() {
+        return None;
+    }
+    let passed = PassedSettings::deserialize(said);
+    passed
+        .inspect_err(|error| {
+            tracing::warn!(%error, "settings are as configured again: the program before has passed others than this one has");
+        })
+        .ok()
 }
 
 fn last_words() -> Option<LastWords> {

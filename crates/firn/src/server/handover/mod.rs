@@ -27,6 +27,7 @@ use volume::JournalMark;
 
 use self::timeline::Timeline;
 use crate::failure::{Failure, FailureCode, Result};
+#[cfg(doc)]
 use crate::model::PassedSettings;
 
 pub(crate) use check::print_check;
@@ -64,9 +65,10 @@ struct Record {
     api: Vec<SocketRecord>,
     nbd: Vec<SocketRecord>,
     connections: Vec<ConnectionRecord>,
-    /// The settings that may change while a server runs, as they are.
+    /// [`PassedSettings`]: those that may change while a server runs, as they are. Not decoded with the rest, for another
+    /// firn may have others, and no upgrade fails for that.
     #[serde(default)]
-    settings: Option<PassedSettings>,
+    settings: serde_json::Value,
     /// The pause up to here.
     #[serde(default)]
     timeline: Timeline,

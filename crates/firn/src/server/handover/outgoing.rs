@@ -107,7 +107,7 @@ impl Passage {
             api: api.collect(),
             nbd: listeners.collect(),
             connections: connections.collect(),
-            settings: Some(passed),
+            settings: serde_json::to_value(passed).unwrap_or_default(),
             timeline: timeline::current(),
             returned: None,
         };
