@@ -15,6 +15,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("serve", &["blkmq", "reactor"]),
     ("nbd", &["blkmq", "canary", "reactor", "serve"]),
     ("ublk", &["blkmq", "reactor", "serve"]),
+    (
+        "transports",
+        &["blkmq", "nbd", "reactor", "serve", "ublk", "volume"],
+    ),
     // For tests alone: no room of the product may see it.
     ("oracle", &[]),
     // For tests and benchmarks alone: a real S3 server, and a network that fails.
@@ -24,7 +28,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "firn",
         &[
-            "blkmq", "canary", "nbd", "reactor", "store", "ublk", "volume",
+            "blkmq",
+            "canary",
+            "nbd",
+            "reactor",
+            "store",
+            "transports",
+            "ublk",
+            "volume",
         ],
     ),
     ("sim", &["blkmq", "canary", "volume"]),

@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nbd::server::{
-    Export, HandedConnection, HandedListener, Handover, Listen, Options, Server, check_place,
+    Export, HandedConnection, HandedListener, Handover, Listen, Options, check_place,
 };
 use reactor::Reactor;
+use transports::NbdServer;
 use volume::Volume;
 
 use crate::failure::{Failure, FailureCode, Result};
@@ -40,7 +41,7 @@ struct BoundAddress {
 
 #[derive(Debug)]
 pub(crate) struct NbdFrontend {
-    server: Arc<Server<Volume>>,
+    server: Arc<NbdServer>,
     addresses: Mutex<Vec<BoundAddress>>,
     /// Clients without TLS are refused.
     requires_tls: bool,
@@ -68,7 +69,7 @@ impl NbdFrontend {
             .iter()
             .map(|reactor| reactor.handle().clone())
             .collect();
-        let server = Server::new(handles, exports, options).map_err(|source| {
+        let server = NbdServer::new(handles, exports, options).map_err(|source| {
             Failure::internal(format!("cannot start the NBD server: {source}"))
         })?;
         Ok(NbdFrontend {

@@ -8,19 +8,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blkmq::DeviceOptions;
-use blkmq::io::Backend;
-use nbd::server::latency::Latencies;
 use reactor::Handle;
+use transports::DiskBackend;
 use ublk::control::ControlDevice;
 use ublk::device::{self, DeviceState, LiveDevice};
 use ublk::error::ErrorKind;
 use ublk::spec::Discard;
-use ublk::{BackendFile, BackendHandler, Capability, DeviceSpec, Want};
+use ublk::{BackendFile, Capability, DeviceSpec, Want};
 
 use super::attached_file::DiskRecord;
 use super::disk::{Disk, REMOVE_TIMEOUT};
 use super::options::{DiskOptions, ParkTimeout, mode_choice};
-use super::volume_view::VolumeView;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::OpenVolume;
 use crate::model::DataMode;
@@ -143,13 +141,6 @@ impl DiskFactory {
         }
     }
 
-    fn view(open: &OpenVolume, options: &DiskOptions) -> Arc<VolumeView> {
-        Arc::new(VolumeView {
-            volume: open.volume.clone(),
-            read_only: options.read_only,
-        })
-    }
-
     /// Creates a device of this number.
     pub(super) fn create(
         &self,
@@ -162,7 +153,7 @@ impl DiskFactory {
             id: Some(id),
             server_flags: server_flags(open),
             ..device_spec(
-                &pending.view.geometry(),
+                &pending.backend.geometry(),
                 options,
                 self.context.dma_alignment,
             )
@@ -170,11 +161,8 @@ impl DiskFactory {
         if options.data_mode == DataMode::Auto {
             spec = spec.with_environment()?;
         }
-        let added = device::add(&self.control, &spec, ublk::Modes::ALL)?;
-        let depth = added.grant().depth;
-        let limits = device::QueueOptions::default();
-        let armed = added.attach(&pending.reactors, &limits, |_| pending.serve(depth))?;
-        let live = armed.start(START_TIMEOUT)?;
+        let (backend, reactors) = (&pending.backend, &pending.reactors);
+        let live = backend.add(&self.control, &spec, reactors, START_TIMEOUT)?;
         Ok(pending.into_disk(live, options))
     }
 
@@ -204,7 +192,7 @@ impl DiskFactory {
         let spec = DeviceSpec {
             server_flags: server_flags(open),
             ..device_spec(
-                &pending.view.geometry(),
+                &pending.backend.geometry(),
                 options,
                 self.context.dma_alignment,
             )
@@ -219,11 +207,13 @@ impl DiskFactory {
                 + RECOVER_TIMEOUT_PER_DEVICE
                     .saturating_mul(u32::try_from(devices).unwrap_or(u32::MAX)),
         };
-        let (live, how) = device::open_or_recover(request, |_| pending.serve(depth))
+        let (live, how) = pending
+            .backend
+            .open_or_recover(request, depth)
             // The device belongs to this volume, so its number is not to be given up.
             .map_err(|error| CreateError::Failed(error.into()))?;
         tracing::info!(volume = %open.info.name, device = id, ?how, "the disk is recovered");
-        if let Err(error) = self.grow_to(&live, pending.view.geometry().bytes) {
+        if let Err(error) = self.grow_to(&live, pending.backend.geometry().bytes) {
             tracing::warn!(%error, "the disk stays smaller than its volume");
         }
         Ok(pending.into_disk(live, options))
@@ -255,7 +245,7 @@ impl DiskFactory {
         free.ok_or_else(|| Failure::new(FailureCode::UblkLimit, "no device number is free"))
     }
 
-    fn prepare(&self, open: &OpenVolume, options: &DiskOptions) -> PendingDisk<'_> {
+    fn prepare(&self, open: &OpenVolume, options: &DiskOptions) -> PendingDisk {
         let first = self.next_reactor.fetch_add(1, Ordering::Relaxed) % self.context.reactors.len();
         let mut reactors = self.context.reactors.clone();
         let mut threads = self.context.reactor_names.clone();
@@ -266,11 +256,16 @@ impl DiskFactory {
             park_timeout,
             ..DeviceOptions::default()
         };
+        let mq_device = blkmq::Device::new(&open.info.name, mq_options);
         PendingDisk {
-            factory: self,
-            view: Self::view(open, options),
-            mq_device: blkmq::Device::new(&open.info.name, mq_options),
-            latencies: Arc::clone(&open.export.latencies),
+            backend: DiskBackend::new(
+                open.volume.clone(),
+                options.read_only,
+                Arc::clone(&mq_device),
+                self.context.files.clone(),
+                Arc::clone(&open.export.latencies),
+            ),
+            mq_device,
             reactors,
             threads,
             park_timeout,
@@ -285,23 +280,15 @@ fn to_hex(server_flags: u64) -> String {
 }
 
 /// A disk that is being created or recovered, with the reactors that will serve it.
-struct PendingDisk<'a> {
-    factory: &'a DiskFactory,
-    view: Arc<VolumeView>,
+struct PendingDisk {
+    backend: DiskBackend,
     mq_device: Arc<blkmq::Device>,
-    latencies: Arc<Latencies>,
     reactors: Vec<Handle>,
     threads: Vec<String>,
     park_timeout: Option<Duration>,
 }
 
-impl PendingDisk<'_> {
-    fn serve(&self, depth: u16) -> BackendHandler<VolumeView> {
-        let (view, latencies) = (Arc::clone(&self.view), Arc::clone(&self.latencies));
-        let files = self.factory.context.files.clone();
-        BackendHandler::observed(view, &self.mq_device, files, depth, latencies)
-    }
-
+impl PendingDisk {
     fn into_disk(self, live: LiveDevice, options: &DiskOptions) -> Disk {
         let queues = live.grant().queues.into();
         let threads = self.threads.into_iter().cycle().take(queues).collect();

@@ -3,7 +3,7 @@
 //! Owns the live disks and the file that records them for the next server. Callers hold the
 //! volume's lock while they change its disk. In the order of an attach: `probe` is what the kernel
 //! offers, `options` what a disk was asked to be, `attached_file` the record, `factory` creates and
-//! recovers devices, `disk` is one live device, `node` its name, and `volume_view` is what its queues serve.
+//! recovers devices, `disk` is one live device and `node` its name. What their queues do is `transports::disk`.
 
 pub(crate) mod attached_file;
 mod disk;
@@ -11,7 +11,6 @@ mod factory;
 mod node;
 pub(crate) mod options;
 pub(crate) mod probe;
-mod volume_view;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -12,9 +12,9 @@ use volume::{ReadPlan, SyncWait, Volume, WritePlan};
 
 /// A volume as one disk serves it.
 #[derive(Debug)]
-pub(super) struct VolumeView {
-    pub(super) volume: Volume,
-    pub(super) read_only: bool,
+pub(crate) struct VolumeView {
+    pub(crate) volume: Volume,
+    pub(crate) read_only: bool,
 }
 
 impl Backend for VolumeView {
@@ -51,5 +51,49 @@ impl Backend for VolumeView {
 
     fn on_request_failed(&self, error: &MoveError) {
         self.volume.on_request_failed(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support::{World, options};
+
+    #[test]
+    fn a_read_only_disk_refuses_to_change_a_volume_that_others_may_write() {
+        let Ok(mut world) = World::try_start(Default::default(), options()) else {
+            panic!("a new log starts");
+        };
+        world.create("demo", 1 << 20);
+        let volume = world.open("demo");
+        let writable = VolumeView {
+            volume: volume.clone(),
+            read_only: false,
+        };
+        let disk = VolumeView {
+            volume,
+            read_only: true,
+        };
+        assert!(disk.geometry().read_only && !writable.geometry().read_only);
+        let (sector, sectors, fua) = (0, 8, false);
+        let discard = Op::Discard {
+            sector,
+            sectors: 8,
+            fua,
+        };
+        let write = Op::Write {
+            sector,
+            sectors,
+            fua,
+        };
+        for op in [write, discard] {
+            let step = disk.begin(&op, Waker::noop());
+            assert!(matches!(step, Step::Done(Err(ErrorKind::ReadOnly))));
+        }
+        // Of a volume that nobody wrote to: zeroes, which no file has to be asked for.
+        let read = disk.begin(&Op::Read { sector, sectors }, Waker::noop());
+        assert!(!matches!(read, Step::Done(Err(_))));
+        let discarded = writable.begin(&discard, Waker::noop());
+        assert!(matches!(discarded, Step::Done(Ok(()))));
     }
 }
