@@ -117,6 +117,21 @@ mod tests {
     }
 
     #[test]
+    fn a_quick_build_optimizes_every_crate_that_a_request_passes_through() {
+        let manifest = root().join("crates/transports/Cargo.toml");
+        let manifest: toml::Table = std::fs::read_to_string(manifest).unwrap().parse().unwrap();
+        let below = manifest["dependencies"].as_table().unwrap().keys();
+        let release = crates_of("release");
+        for name in below.map(String::as_str).chain(["transports"]) {
+            let of = release.get(name).unwrap_or_else(|| {
+                panic!("{name} is on the path of a request: optimize it in profile.release")
+            });
+            assert_eq!(of["opt-level"].as_integer(), Some(3), "{name}");
+            assert_eq!(of["codegen-units"].as_integer(), Some(1), "{name}");
+        }
+    }
+
+    #[test]
     fn what_is_packaged_is_optimized_where_a_quick_build_is_not() {
         let level = |of: &toml::Value| of["opt-level"].as_integer();
         let packaged = crates_of("dist");
