@@ -126,6 +126,9 @@ impl Source for CommitIo {
                 "an unexpected completion: {other:?}"
             ))),
         };
+        if result.is_err() {
+            self.counters.count_disk_error();
+        }
         self.complete(id, result);
         self.pump(cx);
     }

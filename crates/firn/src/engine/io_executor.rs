@@ -211,10 +211,9 @@ impl IoExecutor {
     }
 
     fn disk(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
-        self.files.execute(op).inspect_err(|error| {
-            self.counters.count_disk_error();
-            tracing::error!(error = %error.cause, "an operation on a local file failed");
-        })
+        // The engine logs it: it knows the place, and how much it has logged.
+        let result = self.files.execute(op);
+        result.inspect_err(|_| self.counters.count_disk_error())
     }
 
     async fn store(&self, op: StoreOp) -> Result<StoreReply, StoreError> {

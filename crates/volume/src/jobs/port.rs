@@ -1,4 +1,7 @@
-//! How a procedure asks for I/O, computing and time.
+//! How a procedure of the engine asks for I/O, computing and time.
+//!
+//! Counts what failed, and logs it with its place at most once a second of each kind. It repeats nothing:
+//! what follows from a failure is decided by the procedure that asked.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -40,9 +43,11 @@ impl Port {
                 ))),
             };
             result.map_err(|error| {
-                // The procedure that asked logs it: it knows what follows.
-                let _ = jobs.failures.record(kind, jobs.mono_ns());
-                error.at(place)
+                let error = error.at(place);
+                if let Some(unlogged) = jobs.failures.record(kind, jobs.mono_ns()) {
+                    tracing::warn!(error = error.cause, unlogged, "I/O of the engine failed");
+                }
+                error
             })
         }
     }
@@ -103,14 +108,13 @@ impl Port {
         offset: u64,
         len: usize,
     ) -> Result<Vec<u8>, DiskError> {
-        let data = self.disk(DiskOp::Read { file, offset, len }).await?;
+        let op = DiskOp::Read { file, offset, len };
+        let place = op.place();
+        let data = self.disk(op).await?;
         if data.len() == len {
             return Ok(data);
         }
-        Err(DiskError::new(format!(
-            "read of {len} bytes at {offset} gave {}",
-            data.len()
-        )))
+        Err(DiskError::new(format!("it gave {} bytes", data.len())).at(place))
     }
 
     pub(crate) async fn write(

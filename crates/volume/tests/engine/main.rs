@@ -18,6 +18,7 @@ mod copies;
 mod costs;
 mod damage;
 mod diff;
+mod disk_errors;
 mod flow;
 mod fold;
 mod fold_costs;

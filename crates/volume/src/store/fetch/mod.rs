@@ -258,11 +258,7 @@ fn store_in_memory(
         });
     async move {
         let (allocation, written) = writing.ok_or(ErrorKind::Io)?;
-        if let Err(error) = written.await {
-            tracing::error!(
-                error = error.cause,
-                "fetched bytes could not be kept in memory"
-            );
+        if written.await.is_err() {
             engine.cache.cancel(allocation);
             return Err(ErrorKind::Io);
         }
@@ -288,7 +284,6 @@ pub(in crate::store) fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, conten
         {
             Ok(()) => engine.cache.fill(allocation, 0),
             Err(error) => {
-                index_blocks::report_refused_write(&engine, &error);
                 let now = engine.jobs.now().mono_ns;
                 engine.cache.on_write_failed(allocation, error.is_full, now);
             }

@@ -10,9 +10,8 @@ use blkmq::error::ErrorKind;
 use blkmq::io::FileId;
 
 use crate::cache::blocks::{BlockKind, BlockTarget, IndexBlock, block_key};
-use crate::driver::{ComputeError, ComputeKind, DiskError};
+use crate::driver::{ComputeError, ComputeKind};
 use crate::engine::Engine;
-use crate::failures::FailureKind;
 use crate::jobs::join_all;
 use crate::log::layout::BLOCK_BYTES;
 use crate::object::FormatError;
@@ -209,24 +208,9 @@ pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: V
     {
         Ok(()) => engine.cache.fill(allocation, 0),
         Err(error) => {
-            report_refused_write(engine, &error);
             let now = engine.jobs.now().mono_ns;
             engine.cache.on_write_failed(allocation, error.is_full, now);
         }
-    }
-}
-
-/// Logs that the cache disk refused a write. A full disk refuses every chunk and block, so only the first few are
-/// logged, and then one in many; the metrics count all.
-pub(crate) fn report_refused_write(engine: &Engine, error: &DiskError) {
-    const ONE_IN: u64 = 4096;
-    let refused = engine.jobs.failures.counts().of(FailureKind::CacheWrite);
-    if refused.is_power_of_two() || refused.is_multiple_of(ONE_IN) {
-        tracing::warn!(
-            error = error.cause,
-            refused,
-            "the cache disk does not take writes"
-        );
     }
 }
 
