@@ -115,11 +115,18 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path)
         }
-        _ => Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another server listens there",
+        // Its backlog is full.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use()),
+        Ok(_) => Err(in_use()),
+        Err(error) => Err(io::Error::new(
+            error.kind(),
+            format!("the socket that is there cannot be tried: {error}"),
         )),
     }
+}
+
+fn in_use() -> io::Error {
+    io::Error::new(io::ErrorKind::AddrInUse, "another server listens there")
 }
 
 /// Accepts connections and hands them to the reactors in turn.
@@ -207,6 +214,18 @@ mod tests {
             let error = bad.parse::<Listen>().unwrap_err().to_string();
             assert!(error.contains("unix:PATH"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_socket_that_cannot_be_tried_is_refused_with_the_cause_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("datagrams");
+        let _other = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        let refused = bind(&Listen::Unix(path.clone())).unwrap_err();
+        assert_ne!(refused.kind(), io::ErrorKind::AddrInUse, "{refused}");
+        let wrong_type = io::Error::from_raw_os_error(libc::EPROTOTYPE).to_string();
+        assert!(refused.to_string().contains(&wrong_type), "{refused}");
+        assert!(path.exists());
     }
 
     #[test]
