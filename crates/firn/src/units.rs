@@ -8,6 +8,28 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+/// For serde: a value that is written as its text and read from it.
+macro_rules! as_text {
+    ($($value:ty),*) => {$(
+        impl TryFrom<String> for $value {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$value> for String {
+            fn from(value: $value) -> String {
+                value.to_string()
+            }
+        }
+    )*};
+}
+pub(crate) use as_text;
+
+as_text!(Interval, Size, TimeSpan);
+
 const SIZE_UNITS: [(&str, u64); 5] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -69,20 +91,6 @@ fn fraction_bytes(fraction: &str, unit_bytes: u64) -> Option<u64> {
     u64::try_from(product / scale).ok()
 }
 
-impl TryFrom<String> for Size {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Size> for String {
-    fn from(size: Size) -> String {
-        size.to_string()
-    }
-}
-
 impl fmt::Display for Size {
     /// The largest unit that gives a whole number, so that the text reads back exactly.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -140,20 +148,6 @@ impl std::str::FromStr for TimeSpan {
     }
 }
 
-impl TryFrom<String> for TimeSpan {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<TimeSpan> for String {
-    fn from(time: TimeSpan) -> String {
-        time.to_string()
-    }
-}
-
 impl fmt::Display for TimeSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();
@@ -191,20 +185,6 @@ impl std::str::FromStr for Interval {
                 "{text:?} is neither off nor a time; write one like 1h"
             )),
         }
-    }
-}
-
-impl TryFrom<String> for Interval {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Interval> for String {
-    fn from(interval: Interval) -> String {
-        interval.to_string()
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::TimeSpan;
+use crate::units::{TimeSpan, as_text};
 
 /// Stands for each volume that is open.
 const EACH: &str = "*";
@@ -73,19 +73,7 @@ impl FromStr for SnapshotSchedule {
     }
 }
 
-impl TryFrom<String> for SnapshotSchedule {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<SnapshotSchedule> for String {
-    fn from(schedule: SnapshotSchedule) -> String {
-        schedule.to_string()
-    }
-}
+as_text!(SnapshotSchedule);
 
 impl fmt::Display for SnapshotSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,10 +13,8 @@ use blkmq::io::Geometry;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::lock::lock;
-use crate::log::ring::TailId;
 use crate::map::index::Index;
 use crate::object::root_key;
-use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
 use crate::request::tail::{Status, Tail};
 use crate::store::catalog::name_locks::lock_point;
@@ -25,9 +23,9 @@ use crate::store::fold::index_blocks;
 use crate::store::forks::kept_snapshots;
 use crate::store::forks::restore::read_snapshot;
 use crate::store::forks::snapshot_list::check_snapshot_name;
-use crate::store::open::dormant_tail;
 use crate::store::open::go_live::geometry_of;
 use crate::store::open::load_index::load_index;
+use crate::store::open::stored_tail;
 
 /// The snapshot of this name that is open here.
 pub(super) fn find(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
@@ -64,25 +62,8 @@ pub(crate) async fn open(engine: &Arc<Engine>, name: &str) -> Result<Volume, Ope
 
 /// Everything in it is stored and framed, and no request can add to that.
 fn tail_of(head: KnownRoot, index: Index) -> Tail {
-    let root = &head.root;
-    let id = TailId {
-        volume: root.volume,
-        since: root.since,
-    };
-    let none = RecoveredTail {
-        name: root.name.clone(),
-        stored: root.lsn,
-        root: root.mark(),
-        rescue: false,
-        unreported_loss: false,
-        size: root.size(),
-        is_unbroken: false,
-        newest: root.lsn,
-        layers: Vec::new(),
-        snapshots: Vec::new(),
-    };
-    let (size, lsn) = (root.size(), root.lsn);
-    let tail = dormant_tail(id, none);
+    let (size, lsn) = (head.root.size(), head.root.lsn);
+    let tail = stored_tail(&head.root);
     tail.upload.set_head(head);
     {
         let mut inner = tail.lock();

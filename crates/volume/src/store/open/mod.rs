@@ -122,6 +122,27 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
     tail
 }
 
+/// A tail that is not open yet, of which the store has everything.
+pub(crate) fn stored_tail(root: &Root) -> Tail {
+    let id = TailId {
+        volume: root.volume,
+        since: root.since,
+    };
+    let none = RecoveredTail {
+        name: root.name.clone(),
+        stored: root.lsn,
+        root: root.mark(),
+        rescue: false,
+        unreported_loss: false,
+        size: root.size(),
+        is_unbroken: false,
+        newest: root.lsn,
+        layers: Vec::new(),
+        snapshots: Vec::new(),
+    };
+    dormant_tail(id, none)
+}
+
 pub(crate) async fn open(
     engine: &Arc<Engine>,
     name: &str,
@@ -144,29 +165,7 @@ pub(crate) async fn open(
 async fn open_named(engine: &Arc<Engine>, name: &str, mode: OpenMode) -> Result<Volume, OpenError> {
     let (head, continuing) = take_epoch(engine, name, mode, None).await?;
     let index = load_index(engine, &head.root).await?;
-    let root = &head.root;
-    let id = TailId {
-        volume: root.volume,
-        since: root.since,
-    };
-    let tail = match continuing {
-        Some(tail) => tail,
-        None => {
-            let none = RecoveredTail {
-                name: root.name.clone(),
-                stored: root.lsn,
-                root: root.mark(),
-                rescue: false,
-                unreported_loss: false,
-                size: root.size(),
-                is_unbroken: false,
-                newest: root.lsn,
-                layers: Vec::new(),
-                snapshots: Vec::new(),
-            };
-            Arc::new(dormant_tail(id, none))
-        }
-    };
+    let tail = continuing.unwrap_or_else(|| Arc::new(stored_tail(&head.root)));
     go_live(engine, &tail, head, index).await?;
     Ok(Volume {
         engine: Arc::clone(engine),

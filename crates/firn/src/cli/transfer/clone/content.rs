@@ -165,6 +165,12 @@ pub(super) struct Moved {
     pub(super) data: u64,
 }
 
+/// The part that a connection moves next.
+fn take_next(changes: &Mutex<Changes<'_>>) -> Result<Option<DiffRange>> {
+    let mut changes = changes.lock().unwrap_or_else(PoisonError::into_inner);
+    changes.next()
+}
+
 /// Copies the parts from one volume to another. One that `has_content` is zeroed where the other is.
 pub(super) fn copy(
     changes: Changes<'_>,
@@ -182,11 +188,9 @@ pub(super) fn copy(
         let mut moved = Moved::default();
         let mut data = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            let next = changes
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .next()?;
-            let Some(part) = next else { break };
+            let Some(part) = take_next(&changes)? else {
+                break;
+            };
             match part.kind {
                 DiffKind::Zero if has_content => to.write_zeroes(part.offset, part.bytes as u32)?,
                 DiffKind::Zero => {}
@@ -213,7 +217,7 @@ pub(super) fn copy(
 
 /// Writes what is not zero, and zeroes the rest if something may be there. How much was written.
 fn write(to: &mut Connection, offset: u64, data: &[u8], has_content: bool) -> Result<u64> {
-    let (mut told, mut written) = (0, 0);
+    let (mut end, mut written) = (0, 0);
     let zero = |to: &mut Connection, range: Range<usize>| -> Result<()> {
         match has_content && !range.is_empty() {
             true => Ok(to.write_zeroes(offset + range.start as u64, range.len() as u32)?),
@@ -221,12 +225,12 @@ fn write(to: &mut Connection, offset: u64, data: &[u8], has_content: bool) -> Re
         }
     };
     for run in data_runs(data) {
-        zero(to, told..run.start)?;
+        zero(to, end..run.start)?;
         to.write(offset + run.start as u64, &data[run.clone()])?;
         written += run.len() as u64;
-        told = run.end;
+        end = run.end;
     }
-    zero(to, told..data.len())?;
+    zero(to, end..data.len())?;
     Ok(written)
 }
 
@@ -237,11 +241,9 @@ pub(super) fn read(changes: Changes<'_>, from: &[String], bar: &ProgressBar) -> 
         let mut digests = Digests::default();
         let mut data = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            let next = changes
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .next()?;
-            let Some(part) = next else { break };
+            let Some(part) = take_next(&changes)? else {
+                break;
+            };
             match part.kind {
                 DiffKind::Zero => read_zeroes(&mut from, &part, &mut digests)?,
                 DiffKind::Data => {
