@@ -27,7 +27,7 @@ pub enum Fault {
     HandshakeTimeout,
     /// The peer asks to come again later.
     #[error("the peer is busy and asks to come again later")]
-    ToldToWait,
+    AskedToWait,
     /// A newer connection of the same session took its place.
     #[error("a newer connection of the session took its place")]
     Replaced,
@@ -88,7 +88,7 @@ impl Fault {
                 | Self::Io(_)
                 | Self::KeepaliveTimeout
                 | Self::HandshakeTimeout
-                | Self::ToldToWait
+                | Self::AskedToWait
                 | Self::Replaced
                 | Self::TooManyAttempts
         )

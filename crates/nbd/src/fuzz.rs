@@ -1,4 +1,4 @@
-//! The door for fuzzers and mutation tests: one call drives a whole session on given bytes and
+//! The entry point for fuzzers and mutation tests: one call drives a whole session on given bytes and
 //! asserts what must hold whatever they are. It panics only where the codec is wrong.
 
 use crate::codec::{

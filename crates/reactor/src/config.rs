@@ -1,4 +1,4 @@
-//! How a reactor is set up.
+//! The options of a reactor: its driver, its limits and its memory. Data only; `reactor` acts on them.
 
 use crate::driver::BackendKind;
 

@@ -169,7 +169,7 @@ impl Minio {
         // It takes SIGQUIT for a request to end in peace.
         self.send(Signal::ABORT)?;
         let _ = self.child.wait()?;
-        std::fs::read_to_string(said_path(self.dir.path()))
+        std::fs::read_to_string(output_path(self.dir.path()))
     }
 
     /// Lets it go on.
@@ -207,12 +207,12 @@ fn data_dir(config: &MinioConfig, own: &Path) -> PathBuf {
     config.data.clone().unwrap_or_else(|| own.join("data"))
 }
 
-fn said_path(dir: &Path) -> PathBuf {
+fn output_path(dir: &Path) -> PathBuf {
     dir.join("said")
 }
 
 fn spawn(config: &MinioConfig, dir: &Path, address: SocketAddr) -> io::Result<Child> {
-    let said = std::fs::File::create(said_path(dir))?;
+    let said = std::fs::File::create(output_path(dir))?;
     Command::new(&config.program)
         .args(["server", "--quiet", "--address", &address.to_string()])
         .arg("--certs-dir")

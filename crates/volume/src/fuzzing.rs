@@ -1,4 +1,4 @@
-//! The door for fuzzers: one call decodes given bytes as one structure of the store or the log,
+//! The entry point for fuzzers: one call decodes given bytes as one structure of the store or the log,
 //! and asserts what must hold whatever they are. It panics only where a decoder is wrong.
 //!
 //! A fuzzer does not guess checksums. So each call decodes its input twice: as it is, and as the

@@ -1,4 +1,6 @@
-//! The documents of a diff.
+//! The JSON documents of a diff.
+//!
+//! Types only; the names of fields and values are part of the API.
 
 use serde::{Deserialize, Serialize};
 

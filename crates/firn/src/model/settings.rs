@@ -1,4 +1,6 @@
-//! The documents of the settings that may change while a server runs.
+//! The JSON documents of the settings that may change while a server runs.
+//!
+//! Types only; the names of fields and values are part of the API.
 
 use serde::{Deserialize, Serialize};
 

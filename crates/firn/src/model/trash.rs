@@ -1,4 +1,6 @@
-//! The documents of the trash.
+//! The JSON documents of the trash.
+//!
+//! Types only; the names of fields and values are part of the API.
 
 use serde::{Deserialize, Serialize};
 

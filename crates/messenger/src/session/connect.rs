@@ -245,7 +245,7 @@ impl Session {
                 self.close(cx, CloseReason::PeerLostSession);
                 Ok(())
             }
-            Tag::Wait => Err(Fault::ToldToWait),
+            Tag::Wait => Err(Fault::AskedToWait),
             Tag::IdentMissingFeatures => {
                 let MissingFeatures(missing) = MissingFeatures::from_frame(frame)?;
                 Err(Fault::MissingFeatures { missing })
@@ -306,9 +306,9 @@ impl Session {
         let global_id = link.global_id();
         self.phase = Phase::Open;
         self.backoff = self.config.backoff_min;
-        self.in_told = self.in_seq;
+        self.in_acked = self.in_seq;
         self.out_staged = self.out_acked;
-        self.done.owed = self.done.told > 0;
+        self.done.owed = self.done.reported > 0;
         self.keepalive.asked = None;
         self.keepalive.owed = None;
         self.keepalive.next = self.config.keepalive_interval.map(|i| cx.env.now + i);

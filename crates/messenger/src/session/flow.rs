@@ -151,7 +151,7 @@ impl Session {
             return Some(self.ask_keepalive(cx.env.now));
         }
         if std::mem::take(&mut self.done.owed) {
-            return Some(Done(self.done.told).frame());
+            return Some(Done(self.done.reported).frame());
         }
         match self.owner.take_next(&mut self.out_seq, !self.lossy) {
             Next::Close => {
@@ -162,8 +162,8 @@ impl Session {
             Next::Done(_) if !self.tracks_done() => self.next_frame(cx),
             Next::Done(seq) => {
                 // The application can only be done with what it was given.
-                self.done.told = self.done.told.max(seq.min(self.in_seq));
-                Some(Done(self.done.told).frame())
+                self.done.reported = self.done.reported.max(seq.min(self.in_seq));
+                Some(Done(self.done.reported).frame())
             }
             Next::Message { seq, message } => Some(self.message_frame(seq, &message)),
             Next::Idle => self.ack_frame(),
@@ -186,15 +186,15 @@ impl Session {
             flags: if self.lossy { FLAG_MESSAGE_LOSSY } else { 0 },
             compat: message.compat,
         };
-        self.in_told = self.in_seq;
+        self.in_acked = self.in_seq;
         header.frame(message.encode(self.peer_features))
     }
 
     fn ack_frame(&mut self) -> Option<Frame> {
-        if self.lossy || self.in_told == self.in_seq {
+        if self.lossy || self.in_acked == self.in_seq {
             return None;
         }
-        self.in_told = self.in_seq;
+        self.in_acked = self.in_seq;
         Some(Ack(self.in_seq).frame())
     }
 

@@ -111,7 +111,7 @@ struct DoneState {
     /// Our messages that the peer's application is not done with: sequence and tid.
     waiting: VecDeque<(u64, u64)>,
     /// The newest message of the peer that our application is done with.
-    told: u64,
+    reported: u64,
     /// A Done frame has to be sent, again after each reconnect.
     owed: bool,
 }
@@ -140,7 +140,7 @@ pub struct Session {
     out_staged: u64,
     in_seq: u64,
     /// The newest `in_seq` that was acknowledged to the peer.
-    in_told: u64,
+    in_acked: u64,
     done: DoneState,
     keepalive: Keepalive,
     backoff: Duration,
@@ -174,7 +174,7 @@ impl Session {
             out_acked: 0,
             out_staged: 0,
             in_seq: 0,
-            in_told: 0,
+            in_acked: 0,
             done: DoneState::default(),
             keepalive: Keepalive::default(),
             backoff: config.backoff_min,

@@ -136,12 +136,12 @@ impl<S: Read + Write> Client<S> {
         data.extend_from_slice(&1_u16.to_be_bytes());
         data.extend_from_slice(&wire::INFO_BLOCK_SIZE.to_be_bytes());
         self.ask(option, &data)?;
-        let mut is_told = false;
+        let mut has_info = false;
         for _ in 0..REPLIES_MAX {
             let reply = self.reply(option)?;
             match reply.kind {
-                wire::REP_INFO => is_told |= self.learn(&reply.data)?,
-                wire::REP_ACK if is_told => return Ok(()),
+                wire::REP_INFO => has_info |= self.learn(&reply.data)?,
+                wire::REP_ACK if has_info => return Ok(()),
                 wire::REP_ACK => return Err(ClientError::Protocol("it does not say the size")),
                 error => return Err(refusal_error(name, error, &reply.data)),
             }

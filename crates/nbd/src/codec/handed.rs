@@ -79,10 +79,10 @@ impl ConnectionState {
 
     /// Whether all that the client was told holds of this export, too. More may hold.
     pub(crate) fn check_fits(&self, export: &ExportInfo) -> Result<(), ExportMismatch> {
-        let (told, here) = (self.flags, export.flags(self.session.headers));
+        let (sent, here) = (self.flags, export.flags(self.session.headers));
         // Read-only is no promise that may be added: the client would go on to write.
-        if told & !here != 0 || (told ^ here) & wire::FLAG_READ_ONLY != 0 {
-            return Err(ExportMismatch::Flags(told, here));
+        if sent & !here != 0 || (sent ^ here) & wire::FLAG_READ_ONLY != 0 {
+            return Err(ExportMismatch::Flags(sent, here));
         }
         let geometry = &export.geometry;
         if geometry.logical_block > self.logical_block {

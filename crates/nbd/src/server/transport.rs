@@ -88,10 +88,10 @@ impl serve::Request for PendingRequest {
         if matches!(self.details, Details::None) {
             return;
         }
-        let told = pieces
+        let holes = pieces
             .iter()
             .filter(|piece| piece.place == Place::Hole && piece.len >= HOLE_BYTES_MIN);
-        self.details = Details::Holes(told.map(|piece| piece.at..piece.at + piece.len).collect());
+        self.details = Details::Holes(holes.map(|piece| piece.at..piece.at + piece.len).collect());
     }
 
     fn set_extents(&mut self, extents: Extents) {

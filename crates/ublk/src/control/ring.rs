@@ -1,4 +1,4 @@
-//! One ring for control commands, and the commands in command on it.
+//! One ring for control commands, and the commands in flight on it.
 //!
 //! It submits commands, cancels those whose deadline came, and reports completions. A command that does
 //! not complete even then makes the ring stuck: it takes no new commands, and its owner opens another
@@ -194,13 +194,13 @@ impl ControlRing {
 
     /// Reports completions. Calls back only when it does not use the ring any more.
     pub(super) fn reap(&mut self) {
-        let mut ended = Vec::new();
+        let mut completed = Vec::new();
         for entry in self.ring.completion() {
             if entry.user_data() & CANCEL_BIT == 0 {
-                ended.push((entry.user_data(), entry.result()));
+                completed.push((entry.user_data(), entry.result()));
             }
         }
-        for (ticket, result) in ended {
+        for (ticket, result) in completed {
             let Some(command) = self.in_flight.remove(&ticket) else {
                 continue;
             };

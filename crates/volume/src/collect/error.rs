@@ -29,7 +29,7 @@ impl std::fmt::Display for CollectError {
             CollectError::Missing(key) => write!(
                 f,
                 "garbage collection removed nothing: {key} is not in the store, so what it names is not known; \
-                 put it back, or delete the volume whose it is"
+                 put it back, or delete the volume it belongs to"
             ),
             CollectError::RootMissing(volume) => write!(
                 f,
@@ -40,7 +40,7 @@ impl std::fmt::Display for CollectError {
             ),
             CollectError::Unreadable(key, error) => write!(
                 f,
-                "garbage collection removed nothing: {key}: {error}; put it back, or delete the volume whose it is"
+                "garbage collection removed nothing: {key}: {error}; put it back, or delete the volume it belongs to"
             ),
             CollectError::NoAnswer(key, error) => write!(
                 f,

@@ -150,15 +150,15 @@ impl Committer {
 
     /// Asks for a round that begins after this call.
     pub(crate) fn request_round(&self, engine: &Arc<impl CommitEnvironment>) {
-        let told_early = canary::active!("driver_is_told_before_the_request");
-        if told_early {
+        let notified_early = canary::active!("driver_is_told_before_the_request");
+        if notified_early {
             engine.jobs().notifier().commit_ready();
         }
         let mut state = lock(&self.state);
         state.wanted = true;
         let emitted = self.start(&mut state, engine);
         drop(state);
-        if emitted && !told_early {
+        if emitted && !notified_early {
             engine.jobs().notifier().commit_ready();
         }
     }

@@ -4,7 +4,7 @@
 //! whose index can be read counts.
 
 use super::holds::Holds;
-use super::logs::{Logs, Testimony};
+use super::logs::{CommitEvidence, Logs};
 use super::target::{Target, read_pins};
 use super::{RebuildError, RebuildPort, Unknown};
 use crate::check::footers::PackPart;
@@ -51,7 +51,7 @@ impl Slices<'_> {
         own().any(|part| {
             let slice = &part.slice;
             let has = slice.begin <= lsn && lsn <= slice.last && !holds.make_void(slice);
-            has && self.logs.testimony(part) != Testimony::NotCommitted
+            has && self.logs.commit_evidence(part) != CommitEvidence::NotCommitted
         })
     }
 }
@@ -119,8 +119,8 @@ fn last_set_back(target: &Target, slices: &Slices<'_>, most: Lsn) -> Option<SetB
         let at = root.lsn.next();
         let above = target.lineage.iter().find(|above| above.volume == parent);
         let is_behind = above.is_some_and(|above| at > above.last);
-        let came_to_pass = !is_behind && !slices.have(parent, at);
-        came_to_pass.then(|| SetBack {
+        let has_happened = !is_behind && !slices.have(parent, at);
+        has_happened.then(|| SetBack {
             at,
             snapshot: of.1.clone(),
         })

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::base::Base;
 use super::content::Content;
 use super::holds::Holds;
-use super::logs::{Logs, Testimony};
+use super::logs::{CommitEvidence, Logs};
 use super::target::Target;
 use super::{LeftOut, LeftOutReason, Unknown};
 use crate::check::footers::PackPart;
@@ -133,7 +133,8 @@ fn judge_origin(wanted: &Wanted, parts: Vec<PackPart>, logs: &Logs, lines: &mut 
         .values()
         .map(|parts| &parts[0])
         .filter(|part| {
-            let is_named = || !is_void(part) && logs.testimony(part) == Testimony::Committed;
+            let is_named =
+                || !is_void(part) && logs.commit_evidence(part) == CommitEvidence::Committed;
             part.slice.is_copy() || is_named()
         })
         .map(|part| part.slice.last)
@@ -149,19 +150,19 @@ fn judge_origin(wanted: &Wanted, parts: Vec<PackPart>, logs: &Logs, lines: &mut 
             continue;
         }
         let is_whole = parts.len() >= parts[0].slice.packs as usize;
-        let testimony = match logs.testimony(&parts[0]) {
-            Testimony::NotCommitted => Testimony::NotCommitted,
-            _ if last <= committed => Testimony::Committed,
-            testimony => testimony,
+        let commit_evidence = match logs.commit_evidence(&parts[0]) {
+            CommitEvidence::NotCommitted => CommitEvidence::NotCommitted,
+            _ if last <= committed => CommitEvidence::Committed,
+            commit_evidence => commit_evidence,
         };
         let goes_on = first <= reached.next() && is_whole;
         let goes_on = goes_on || canary::active!("the_rebuild_takes_what_has_a_gap_before_it");
-        let reason = match testimony {
+        let reason = match commit_evidence {
             _ if is_void(&parts[0]) => Some(LeftOutReason::Void),
-            Testimony::NotCommitted if canary::active!("the_rebuild_reads_no_logs") => None,
-            Testimony::NotCommitted => Some(LeftOutReason::NotCommitted),
-            Testimony::Silent if !goes_on => Some(LeftOutReason::Behind),
-            Testimony::Committed | Testimony::Silent | Testimony::None => None,
+            CommitEvidence::NotCommitted if canary::active!("the_rebuild_reads_no_logs") => None,
+            CommitEvidence::NotCommitted => Some(LeftOutReason::NotCommitted),
+            CommitEvidence::Silent if !goes_on => Some(LeftOutReason::Behind),
+            CommitEvidence::Committed | CommitEvidence::Silent | CommitEvidence::None => None,
         };
         if let Some(reason) = reason {
             lines.left_out.push(LeftOut {
@@ -172,7 +173,7 @@ fn judge_origin(wanted: &Wanted, parts: Vec<PackPart>, logs: &Logs, lines: &mut 
             });
             continue;
         }
-        if testimony != Testimony::Committed {
+        if commit_evidence != CommitEvidence::Committed {
             lines.uncertain.insert((epoch, first, last));
         }
         if is_whole {

@@ -54,7 +54,7 @@ pub(super) struct Logs {
 
 /// What a log says of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Testimony {
+pub(super) enum CommitEvidence {
     /// It was committed, or its session has gone on without it.
     Committed,
     /// It was not.
@@ -66,34 +66,34 @@ pub(super) enum Testimony {
 }
 
 impl HostLog {
-    fn testimony(&self, part: &PackPart) -> Testimony {
+    fn commit_evidence(&self, part: &PackPart) -> CommitEvidence {
         let slice = &part.slice;
         if self
             .named
             .contains(&(slice.origin, slice.epoch, part.delta.pack))
         {
-            return Testimony::Committed;
+            return CommitEvidence::Committed;
         }
         let SessionName { session, .. } = part.session;
         // A poisoned log has no records: roots name what it brings.
         if session.number == 0 {
-            return Testimony::None;
+            return CommitEvidence::None;
         }
         if let Some(top) = self.tops.get(&(slice.origin, slice.epoch)) {
             return match slice.last <= *top {
-                true => Testimony::Committed,
-                false => Testimony::NotCommitted,
+                true => CommitEvidence::Committed,
+                false => CommitEvidence::NotCommitted,
             };
         }
         if self.low <= Position::FIRST {
-            return Testimony::NotCommitted;
+            return CommitEvidence::NotCommitted;
         }
         let floor = self.floors.get(&session.random).copied().unwrap_or(0);
         match session.number < self.newest || part.delta.pack.number < floor {
-            true => Testimony::Committed,
+            true => CommitEvidence::Committed,
             // Somebody took the volume over, or it was given back, without it.
-            false if self.is_blocked(slice.origin, slice.epoch) => Testimony::NotCommitted,
-            false => Testimony::Silent,
+            false if self.is_blocked(slice.origin, slice.epoch) => CommitEvidence::NotCommitted,
+            false => CommitEvidence::Silent,
         }
     }
 
@@ -140,10 +140,10 @@ impl HostLog {
 }
 
 impl Logs {
-    pub(super) fn testimony(&self, part: &PackPart) -> Testimony {
+    pub(super) fn commit_evidence(&self, part: &PackPart) -> CommitEvidence {
         match self.hosts.get(&part.session.host) {
-            Some(Some(log)) => log.testimony(part),
-            _ => Testimony::None,
+            Some(Some(log)) => log.commit_evidence(part),
+            _ => CommitEvidence::None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! What recovery reports to the driver.
+//! What recovery reports to the driver: data for its log and its API. Nothing of the engine depends on it.
 
 use crate::log::ring::{RetainedRings, RingId};
 use crate::units::{LogSession, Lsn};

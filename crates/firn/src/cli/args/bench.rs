@@ -1,4 +1,4 @@
-//! `firn bench`.
+//! The flags of `firn bench`. Only parses, as all of `args`.
 
 use clap::{Args, ValueEnum};
 

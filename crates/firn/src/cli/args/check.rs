@@ -1,4 +1,4 @@
-//! `firn check`.
+//! The flags of `firn check`. Only parses, as all of `args`.
 
 use clap::Args;
 

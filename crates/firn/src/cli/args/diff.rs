@@ -1,4 +1,4 @@
-//! `firn diff`.
+//! The flags of `firn diff`. Only parses, as all of `args`.
 
 use clap::Args;
 

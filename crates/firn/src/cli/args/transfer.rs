@@ -1,4 +1,4 @@
-//! `firn import`, `firn export` and `firn clone`.
+//! The flags of `firn import`, `firn export` and `firn clone`. Only parses, as all of `args`.
 
 use std::path::PathBuf;
 

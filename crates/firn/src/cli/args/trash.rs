@@ -1,4 +1,4 @@
-//! `firn trash`.
+//! The flags of `firn trash`. Only parses, as all of `args`.
 
 use clap::Subcommand;
 

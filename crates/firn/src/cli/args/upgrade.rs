@@ -1,4 +1,4 @@
-//! `firn upgrade`.
+//! The flags of `firn upgrade`. Only parses, as all of `args`.
 
 use std::path::PathBuf;
 

@@ -35,7 +35,7 @@ impl Undo {
             .enable_all()
             .build()
             .map_err(cannot)?;
-        let (mut interrupted, mut told) = {
+        let (mut interrupted, mut terminated) = {
             use tokio::signal::unix::{SignalKind, signal};
             let _entered = runtime.enter();
             (
@@ -47,7 +47,7 @@ impl Undo {
             runtime.block_on(async {
                 tokio::select! {
                     _ = interrupted.recv() => {}
-                    _ = told.recv() => {}
+                    _ = terminated.recv() => {}
                 }
             });
             watched.is_ending.store(true, Ordering::SeqCst);

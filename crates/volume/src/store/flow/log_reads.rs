@@ -1,7 +1,7 @@
 //! Reading the log for the store: in log order, neighbours in one read.
 //!
-//! A block that cannot be read must not keep everything else from the store. It is found out by
-//! itself, tried again for a while, and then given up as damaged, but only while the log can be read
+//! A block that cannot be read must not keep everything else from the store. It is found by reading block
+//! by block, tried again for a while, and then given up as damaged, but only while the log can be read
 //! elsewhere: a disk that answers nothing at all is waited for, not given up block by block.
 
 use blkmq::io::{FileId, SECTOR_BYTES};
@@ -169,7 +169,7 @@ async fn read_block_by_block(
     let mut delay = engine.options.retry_ns;
     let mut tries = 0;
     loop {
-        let mut still = Vec::new();
+        let mut unread = Vec::new();
         for part in failed {
             match read_block(engine, part.block).await {
                 Ok(block) => {
@@ -180,10 +180,10 @@ async fn read_block_by_block(
                     content.buffers[place.buffer][at..at + len]
                         .copy_from_slice(&block[from..from + len]);
                 }
-                Err(_) => still.push(part),
+                Err(_) => unread.push(part),
             }
         }
-        failed = still;
+        failed = unread;
         if failed.is_empty() {
             return Ok(());
         }

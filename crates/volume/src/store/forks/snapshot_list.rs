@@ -175,12 +175,12 @@ fn kept_behind(
     volume: &str,
     after: Option<&str>,
 ) -> BTreeMap<String, SnapshotInfo> {
-    let is_told = |kept: &KeptSnapshot| {
+    let is_listed = |kept: &KeptSnapshot| {
         let is_behind = after.is_none_or(|after| kept.record.name.as_str() > after);
         kept.is_durable && is_behind
     };
     let kept = kept_of(engine, volume).into_iter();
-    let kept = kept.filter(|(_, kept)| is_told(kept));
+    let kept = kept.filter(|(_, kept)| is_listed(kept));
     kept.map(|(tail, kept)| {
         let info = SnapshotInfo::of_kept(tail.id().volume, &kept.record);
         (info.name.clone(), info)

@@ -255,17 +255,17 @@ impl Sink {
         while at < end {
             data.resize((end - at).min(CONTENT_BYTES_MAX as u64) as usize, 0);
             self.connection.read(at, &mut data)?;
-            let mut told = 0;
+            let mut done = 0;
             for run in data_runs(&data) {
-                self.put_zeroes(at + told as u64, (run.start - told) as u64)?;
+                self.put_zeroes(at + done as u64, (run.start - done) as u64)?;
                 let piece = self
                     .writer
                     .content(at + run.start as u64, &data[run.clone()]);
                 self.put(&piece)?;
                 self.totals.data += run.len() as u64;
-                told = run.end;
+                done = run.end;
             }
-            self.put_zeroes(at + told as u64, (data.len() - told) as u64)?;
+            self.put_zeroes(at + done as u64, (data.len() - done) as u64)?;
             at += data.len() as u64;
         }
         Ok(())
