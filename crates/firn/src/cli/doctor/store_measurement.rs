@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use indicatif::{ProgressBar, ProgressStyle};
 use store::{SharedStore, Store};
 
-use super::args::DoctorArgs;
+use crate::cli::args::DoctorArgs;
 
 /// A root has about this size.
 const SMALL_BYTES: usize = 4 << 10;

@@ -7,10 +7,10 @@ use std::str::FromStr;
 
 use serde_json::Value;
 
-use super::args::ApiArgs;
-use super::client::Client;
-use super::output;
-use super::similar_name::most_similar;
+use crate::cli::args::ApiArgs;
+use crate::cli::client::Client;
+use crate::cli::output;
+use crate::cli::similar_name::most_similar;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{ChangeSettings, ChangeableSettings};
 

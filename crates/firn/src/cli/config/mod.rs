@@ -3,6 +3,8 @@
 //! Names and explanations are those of the flags. A setting that nobody gave is a comment, so that a
 //! default which changes later is not held back by a file that was printed once.
 
+mod running_settings;
+
 use std::fmt::Write;
 use std::path::Path;
 
@@ -10,7 +12,7 @@ use clap::{Args, Command};
 use serde_json::{Map, Value};
 
 use super::args::{ApiArgs, ConfigArgs, ConfigCommand, ServeArgs};
-use super::{output, running_settings};
+use super::output;
 use crate::config::{self, Settings};
 use crate::failure::{Failure, Result};
 

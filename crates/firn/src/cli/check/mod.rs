@@ -2,6 +2,9 @@
 //!
 //! Never writes, unless it is told to rebuild something.
 
+mod rebuild;
+mod store_port;
+
 use std::collections::BTreeSet;
 
 use serde_json::json;
@@ -10,10 +13,10 @@ use volume::hostlog::names::INDEX_PREFIX;
 use volume::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use volume::rebuild::find_rootless;
 
+use self::rebuild::Repair;
+use self::store_port::{StorePort, runtime};
 use super::args::CheckArgs;
-use super::rebuild::Repair;
-use super::store_port::{StorePort, runtime};
-use super::{output, rebuild, similar_name};
+use super::{output, similar_name};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::units::ApproximateSize;
 

@@ -3,15 +3,17 @@
 //! Changes nothing, except that it writes and removes a scratch object in a store that exists. Each
 //! finding says what was checked, what was found and what that means; a problem has a remedy.
 
+mod store_measurement;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use reactor::{BackendChoice, BackendKind, Config, Reactor};
 use serde::Serialize;
 
+use self::store_measurement::{Estimate, StoreMeasurement};
 use super::args::DoctorArgs;
 use super::output;
-use super::store_check::{self, Estimate, StoreMeasurement};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe::{self, UblkSupport};
 use crate::local_files;
@@ -362,7 +364,7 @@ fn check_store(url: &str, time: Duration) -> Result<CheckedStore> {
         let measured = if time.is_zero() {
             None
         } else {
-            let measured = store_check::measure(&store, time).await;
+            let measured = store_measurement::measure(&store, time).await;
             Some(measured.map_err(Failure::from))
         };
         Ok(CheckedStore {
@@ -388,7 +390,7 @@ fn describe_store(checked: &CheckedStore, args: &DoctorArgs) -> Vec<Finding> {
         None => {}
     }
     if args.store.is_some() {
-        findings.push(describe_bill(store_check::estimate(args), args));
+        findings.push(describe_bill(store_measurement::estimate(args), args));
     }
     findings
 }

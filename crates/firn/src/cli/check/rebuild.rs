@@ -10,9 +10,9 @@ use volume::rebuild::{
 };
 use volume::units::{VolumeId, parse_hex_identity};
 
-use super::args::CheckArgs;
-use super::output;
 use super::store_port::{StorePort, runtime};
+use crate::cli::args::CheckArgs;
+use crate::cli::output;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::units::ApproximateSize;
 

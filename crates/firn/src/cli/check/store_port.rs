@@ -13,7 +13,7 @@ use volume::check::{CheckCounts, CheckPort};
 use volume::driver::{ComputeError, StoreError, Version};
 use volume::rebuild::RebuildPort;
 
-use super::output;
+use crate::cli::output;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::store_access::is_initialized;
 use crate::store_answers::{into_engine_version, into_store_error};
