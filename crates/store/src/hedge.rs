@@ -51,11 +51,11 @@ const SIZE_CLASSES: usize = 5;
 pub struct HedgedStore<S> {
     inner: S,
     policy: HedgePolicy,
-    recent: Mutex<Recent>,
+    recent: Mutex<ReadHistory>,
 }
 
 #[derive(Debug, Default)]
-struct Recent {
+struct ReadHistory {
     classes: [Latencies; SIZE_CLASSES],
     /// In thousandths of a request.
     credit: u32,
@@ -112,7 +112,7 @@ impl<S: Store> HedgedStore<S> {
         self.lock().hedged
     }
 
-    fn lock(&self) -> MutexGuard<'_, Recent> {
+    fn lock(&self) -> MutexGuard<'_, ReadHistory> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -21,7 +21,7 @@ const UPLOADS: usize = 2;
 
 /// What `firn move --json` prints.
 #[derive(Debug, Serialize)]
-struct Moved {
+struct MoveReport {
     volume: String,
     /// How it is reached now.
     attachment: Attachment,
@@ -54,7 +54,7 @@ pub(crate) fn move_volume(api: &ApiArgs, json: bool, args: &MoveArgs) -> Result<
     )?;
     let attached = to.post(&format!("{path}/attach"), &there);
     let attachment = attached.map_err(|failure| take_back(&from, name, &back, failure))?;
-    let moved = Moved {
+    let moved = MoveReport {
         volume: name.clone(),
         attachment,
         unserved_seconds: began.elapsed().as_secs_f64(),

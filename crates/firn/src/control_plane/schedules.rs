@@ -56,7 +56,7 @@ struct Progress {
     since: Instant,
     /// Whether the store was asked for what was taken before.
     is_known: bool,
-    newest: Option<Taken>,
+    newest: Option<NewestSnapshot>,
     /// Since when there may be more than it keeps: they were not removed yet, or it kept more before the start.
     excess_since: Option<Instant>,
     /// Why the last attempt failed, and when the next one may be.
@@ -65,7 +65,7 @@ struct Progress {
 
 /// The newest snapshot of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Taken {
+struct NewestSnapshot {
     unix_ms: u64,
     lsn: u64,
 }
@@ -152,7 +152,7 @@ fn unix_ms() -> u64 {
 
 /// Whether a snapshot is due. What was missed while nobody served the volume is made good by one. A newest one that lies
 /// further ahead than a turn was taken by a clock that was wrong, and is not waited for.
-fn is_due(newest: Option<Taken>, every: Duration, now_ms: u64) -> bool {
+fn is_due(newest: Option<NewestSnapshot>, every: Duration, now_ms: u64) -> bool {
     let Some(newest) = newest else { return true };
     let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
     match now_ms.checked_sub(newest.unix_ms) {
@@ -272,7 +272,7 @@ impl ControlPlane {
         if !progress.is_known && !canary::active!("a_schedule_begins_anew") {
             let own = self.snapshots_of(open, schedule).await?;
             let newest = own.iter().max_by_key(|one| (one.lsn, one.taken_unix_ms));
-            progress.newest = newest.map(|newest| Taken {
+            progress.newest = newest.map(|newest| NewestSnapshot {
                 unix_ms: newest.taken_unix_ms,
                 lsn: newest.lsn,
             });
@@ -327,7 +327,7 @@ impl ControlPlane {
         progress.is_known = true;
         self.schedules.taken.fetch_add(1, Ordering::Relaxed);
         tracing::info!(snapshot = taken.name, "taken by schedule");
-        progress.newest = Some(Taken {
+        progress.newest = Some(NewestSnapshot {
             unix_ms: now_ms,
             lsn: taken.lsn,
         });
@@ -417,8 +417,8 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
     const HOUR_MS: u64 = 3_600_000;
 
-    fn at(unix_ms: u64) -> Option<Taken> {
-        Some(Taken { unix_ms, lsn: 1 })
+    fn at(unix_ms: u64) -> Option<NewestSnapshot> {
+        Some(NewestSnapshot { unix_ms, lsn: 1 })
     }
 
     #[test]

@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 use volume::Continuation;
 
 use self::api_listeners::ApiListeners;
-use self::handover::{Held, Outgoing, Passage};
+use self::handover::{Outgoing, Passage, RetainedFiles};
 use self::service_manager::ServiceManager;
 use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::api;
@@ -143,7 +143,7 @@ fn serve_at(
                 );
                 return Ok(());
             }
-            let held = Held {
+            let held = RetainedFiles {
                 api: &api.sockets_for_handover(),
                 lock: engine.files().lock(),
                 nbd: &control.nbd,
@@ -288,7 +288,7 @@ async fn serve_clients(
             stop_api(manager, stop, close, servers, api).await;
             return Ok(Ending::Stopped);
         };
-        let held = Held {
+        let held = RetainedFiles {
             api: &api.sockets_for_handover(),
             lock: engine.files().lock(),
             nbd: &control.nbd,
@@ -373,7 +373,7 @@ async fn stop_api(
 /// the API has to be served anew.
 async fn prepare_upgrade(
     settings: &Settings,
-    (control, held): (&Arc<ControlPlane>, Held<'_>),
+    (control, held): (&Arc<ControlPlane>, RetainedFiles<'_>),
     plan: UpgradePlan,
     (close, servers): (
         tokio::sync::watch::Sender<()>,

@@ -230,7 +230,7 @@ async fn examine(
     }
     findings.records = endings.records;
     findings.unsure_hosts = endings.unsure.len() as u64;
-    let Judged {
+    let GarbageVerdict {
         doomed,
         fresh,
         held,
@@ -262,7 +262,7 @@ async fn examine(
 
 /// What nothing names.
 #[derive(Default)]
-struct Judged {
+struct GarbageVerdict {
     /// Garbage that an earlier pass found as well.
     doomed: Vec<usize>,
     /// Garbage that no earlier pass found.
@@ -278,9 +278,9 @@ fn judge(
     endings: &EndedSessions,
     known: &Candidates,
     findings: &mut Findings,
-) -> Judged {
+) -> GarbageVerdict {
     let known: BTreeSet<&Candidate> = known.objects.iter().collect();
-    let mut judged = Judged::default();
+    let mut judged = GarbageVerdict::default();
     for (at, listed) in listing.objects.iter().enumerate() {
         let is_known = || known.contains(&candidate(listing, at));
         let is_named = named.has(listed.is_index, listing.id(listed))

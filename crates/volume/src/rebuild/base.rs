@@ -3,7 +3,7 @@
 //! Its index says what packs do not: what had been zeroed up to there, and to what the volume was set back. Only one
 //! whose index can be read counts.
 
-use super::holds::Holds;
+use super::holds::HoldStarts;
 use super::logs::{CommitEvidence, Logs};
 use super::target::{Target, read_pins};
 use super::{RebuildError, RebuildPort, Unknown};
@@ -47,7 +47,7 @@ impl Slices<'_> {
     /// slice has it, the restore came to nothing.
     fn have(&self, volume: VolumeId, lsn: Lsn) -> bool {
         let own = || self.parts.iter().filter(|part| part.slice.origin == volume);
-        let holds = Holds::of(own().map(|part| &part.slice));
+        let holds = HoldStarts::of(own().map(|part| &part.slice));
         own().any(|part| {
             let slice = &part.slice;
             let has = slice.begin <= lsn && lsn <= slice.last && !holds.make_void(slice);

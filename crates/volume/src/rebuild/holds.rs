@@ -6,16 +6,16 @@ use crate::object::pack::Slice;
 use crate::units::{Epoch, Lsn};
 
 /// Where epochs and holds of one volume began to give out LSNs, as far as slices say.
-pub(super) struct Holds(BTreeSet<(Epoch, Lsn)>);
+pub(super) struct HoldStarts(BTreeSet<(Epoch, Lsn)>);
 
-impl Holds {
-    pub(super) fn of<'a>(slices: impl Iterator<Item = &'a Slice>) -> Holds {
+impl HoldStarts {
+    pub(super) fn of<'a>(slices: impl Iterator<Item = &'a Slice>) -> HoldStarts {
         // A hold that goes on over a restart has a new epoch, whose first LSN is above what the log holds by then; its
         // slices may begin before that.
         // A copy was no part of what a hold wrote, and one that a fork made knows nothing of the volume's holds.
         let slices = slices.filter(|it| !it.is_copy());
         let begun = slices.flat_map(|it| [(it.epoch, it.first), (it.since, it.begin)]);
-        Holds(begun.collect())
+        HoldStarts(begun.collect())
     }
 
     /// Whether the LSNs of the slice were given out again.

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::base::Base;
 use super::content::Content;
-use super::holds::Holds;
+use super::holds::HoldStarts;
 use super::logs::{CommitEvidence, Logs};
 use super::target::Target;
 use super::{LeftOut, LeftOutReason, Unknown};
@@ -54,7 +54,7 @@ impl Lines {
 }
 
 /// The part of a volume's history that is wanted.
-struct Wanted {
+struct HistoryRange {
     origin: VolumeId,
     /// What is older is not.
     from: Lsn,
@@ -96,12 +96,12 @@ pub(super) fn judge(target: &Target, base: &Base, parts: Vec<PackPart>, logs: &L
 }
 
 /// The parts of the histories of the volume and of what it was forked from, the oldest first.
-fn wanted(target: &Target, base: &Base) -> Vec<Wanted> {
+fn wanted(target: &Target, base: &Base) -> Vec<HistoryRange> {
     let mut all = Vec::new();
     let mut from = base.lsn;
     for ancestor in target.lineage.iter().rev() {
         if ancestor.last > from {
-            all.push(Wanted {
+            all.push(HistoryRange {
                 origin: ancestor.volume,
                 from,
                 to: ancestor.last,
@@ -110,7 +110,7 @@ fn wanted(target: &Target, base: &Base) -> Vec<Wanted> {
             from = ancestor.last;
         }
     }
-    all.push(Wanted {
+    all.push(HistoryRange {
         origin: target.volume,
         from,
         to: target.root.as_ref().map_or(Lsn(u64::MAX), |root| root.lsn),
@@ -119,8 +119,8 @@ fn wanted(target: &Target, base: &Base) -> Vec<Wanted> {
     all
 }
 
-fn judge_origin(wanted: &Wanted, parts: Vec<PackPart>, logs: &Logs, lines: &mut Lines) {
-    let holds = Holds::of(parts.iter().map(|part| &part.slice));
+fn judge_origin(wanted: &HistoryRange, parts: Vec<PackPart>, logs: &Logs, lines: &mut Lines) {
+    let holds = HoldStarts::of(parts.iter().map(|part| &part.slice));
     let mut slices: BTreeMap<SliceKey, Vec<PackPart>> = BTreeMap::new();
     let is_wanted = |part: &PackPart| part.slice.last > wanted.from && part.slice.last <= wanted.to;
     for part in parts.into_iter().filter(is_wanted) {

@@ -275,21 +275,21 @@ async fn read_log(
             .map(|at| Box::pin(read_record(port, host, *at)));
         for found in join_all(reads.collect()).await {
             match found? {
-                Found::Record(record, digest) => {
+                FoundRecord::Record(record, digest) => {
                     if !log.take(&record, volumes, previous) {
                         return Ok(None);
                     }
                     previous = Some(digest);
                     at = at.next();
                 }
-                Found::Nothing => return Ok((at > last).then_some(log)),
-                Found::Unreadable => return Ok(None),
+                FoundRecord::Nothing => return Ok((at > last).then_some(log)),
+                FoundRecord::Unreadable => return Ok(None),
             }
         }
     }
 }
 
-enum Found {
+enum FoundRecord {
     Record(Box<Record>, Digest),
     Nothing,
     Unreadable,
@@ -299,17 +299,17 @@ async fn read_record(
     port: &impl RebuildPort,
     host: HostId,
     position: Position,
-) -> Result<Found, RebuildError> {
+) -> Result<FoundRecord, RebuildError> {
     let key = record_key(host, position);
     let data = match port.get(&key).await {
         Ok((data, _)) => data,
-        Err(StoreError::NotFound) => return Ok(Found::Nothing),
+        Err(StoreError::NotFound) => return Ok(FoundRecord::Nothing),
         Err(error) => return Err(no_answer(&key, &error).into()),
     };
     Ok(match Record::decode(&data) {
         Ok(record) if (record.log, record.position) == (host, position) => {
-            Found::Record(Box::new(record), Digest::of(&data))
+            FoundRecord::Record(Box::new(record), Digest::of(&data))
         }
-        _ => Found::Unreadable,
+        _ => FoundRecord::Unreadable,
     })
 }

@@ -24,14 +24,14 @@ pub(super) struct Range {
 }
 
 /// What came of a workload.
-pub(super) struct Measured {
+pub(super) struct Measurement {
     pub(super) workload: Workload,
     pub(super) elapsed: Duration,
     /// Of each request, in nanoseconds.
     pub(super) latencies: Histogram<u64>,
 }
 
-impl Measured {
+impl Measurement {
     pub(super) fn requests_per_second(&self) -> f64 {
         self.latencies.len() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
@@ -64,7 +64,7 @@ pub(super) fn measure(
     workload: Workload,
     range: Range,
     noise: &Noise,
-) -> Result<Measured> {
+) -> Result<Measurement> {
     let targets = route.targets(workload.depth as usize)?;
     let next = AtomicU64::new(0);
     let begun = Instant::now();
@@ -85,7 +85,7 @@ pub(super) fn measure(
     for part in parts {
         latencies.add(part).map_err(too_large)?;
     }
-    Ok(Measured {
+    Ok(Measurement {
         workload,
         elapsed,
         latencies,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::args::BenchArgs;
 use super::super::output;
-use super::measure::Measured;
+use super::measure::Measurement;
 use crate::failure::Result;
 use crate::units::Size;
 
@@ -13,7 +13,7 @@ pub(super) fn print(
     args: &BenchArgs,
     range_bytes: u64,
     transport: &str,
-    results: &[Measured],
+    results: &[Measurement],
 ) -> Result<()> {
     if json {
         return output::json(&json!({
@@ -31,7 +31,7 @@ pub(super) fn print(
     output::table(&heading, &rows)
 }
 
-fn row(result: &Measured) -> Vec<String> {
+fn row(result: &Measurement) -> Vec<String> {
     let workload = result.workload;
     let latencies = &result.latencies;
     let at = |quantile| output::short_time(latencies.value_at_quantile(quantile) / 1000);
@@ -48,7 +48,7 @@ fn row(result: &Measured) -> Vec<String> {
     ]
 }
 
-fn in_numbers(result: &Measured) -> Value {
+fn in_numbers(result: &Measurement) -> Value {
     let latencies = &result.latencies;
     let at = |quantile| micros(latencies.value_at_quantile(quantile));
     json!({

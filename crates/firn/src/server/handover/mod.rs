@@ -34,7 +34,7 @@ pub(crate) use check::print_check;
 pub(super) use check::{check_program, own_program};
 pub(super) use incoming::InheritedApiSocket;
 pub(crate) use incoming::{Incoming, roll_back};
-pub(super) use outgoing::{Held, Outgoing, Passage, SocketToPass};
+pub(super) use outgoing::{Outgoing, Passage, RetainedFiles, SocketToPass};
 
 /// What the two programs have to agree on: this record, and what its descriptors are.
 const PROTOCOL: u32 = 1;

@@ -31,7 +31,7 @@ pub(in crate::server) struct SocketToPass<'a> {
 
 /// What stays with its owners until the next program is executed.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::server) struct Held<'a> {
+pub(in crate::server) struct RetainedFiles<'a> {
     pub(in crate::server) api: &'a [SocketToPass<'a>],
     /// The cache directory's lock.
     pub(in crate::server) lock: BorrowedFd<'a>,
@@ -77,7 +77,7 @@ impl Passage {
     pub(in crate::server) fn complete(
         self,
         (settings, passed): (&Settings, PassedSettings),
-        held: Held<'_>,
+        held: RetainedFiles<'_>,
         nbd: Handover,
     ) -> std::result::Result<Outgoing, (Failure, Handover)> {
         let wanted = settings.api.listen.iter();
@@ -153,7 +153,7 @@ impl Outgoing {
     /// Executes the new program; the old one again if that cannot be done. Returns only if neither can.
     pub(in crate::server) fn execute(
         mut self,
-        held: Held<'_>,
+        held: RetainedFiles<'_>,
         journal: Option<JournalMark>,
     ) -> Failure {
         self.passage.spare.clear();

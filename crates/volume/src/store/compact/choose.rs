@@ -37,7 +37,7 @@ impl PackUse {
 
 /// What a survey found.
 #[derive(Debug, Default)]
-pub(crate) struct Surveyed {
+pub(crate) struct SurveyResult {
     pub(super) packs: BTreeMap<ObjectId, PackUse>,
     /// Pages that would be read with many requests, and are not written to.
     pub(super) scattered: BTreeSet<u64>,
@@ -47,7 +47,7 @@ pub(crate) struct Surveyed {
     pub(super) is_warm: bool,
 }
 
-impl Surveyed {
+impl SurveyResult {
     /// Stored bytes that pages reach.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.packs.values().map(|pack| pack.live).sum()
@@ -62,7 +62,7 @@ impl Surveyed {
 
 /// What is to be written anew.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Chosen {
+pub(crate) struct Selection {
     /// Packs of which everything that is alive goes elsewhere.
     pub(super) packs: BTreeSet<ObjectId>,
     /// Pages of which the scattered windows go into one place.
@@ -73,7 +73,7 @@ pub(crate) struct Chosen {
     has_more: bool,
 }
 
-impl Chosen {
+impl Selection {
     pub(super) fn is_empty(&self) -> bool {
         self.packs.is_empty() && self.pages.is_empty()
     }
@@ -82,12 +82,12 @@ impl Chosen {
 /// Chooses packs by how much garbage goes for a byte that is copied, up to a pass's bytes, and then pages.
 pub(super) fn choose(
     options: &CompactOptions,
-    surveyed: &Surveyed,
+    surveyed: &SurveyResult,
     unreadable: &BTreeSet<ObjectId>,
-) -> Chosen {
-    let mut chosen = Chosen {
+) -> Selection {
+    let mut chosen = Selection {
         unreadable: unreadable.clone(),
-        ..Chosen::default()
+        ..Selection::default()
     };
     let is_candidate = |pack: &PackUse| {
         !pack.is_shared && !pack.is_unfolded && pack.is_mostly_garbage(options.live_percent)
@@ -126,7 +126,7 @@ mod tests {
         ObjectId { session: 1, number }
     }
 
-    fn surveyed(packs: &[(u64, u64)]) -> Surveyed {
+    fn surveyed(packs: &[(u64, u64)]) -> SurveyResult {
         let of = |(nth, (live, size)): (usize, &(u64, u64))| {
             let pack = PackUse {
                 live: *live,
@@ -135,9 +135,9 @@ mod tests {
             };
             (id(nth as u64), pack)
         };
-        Surveyed {
+        SurveyResult {
             packs: packs.iter().enumerate().map(of).collect(),
-            ..Surveyed::default()
+            ..SurveyResult::default()
         }
     }
 

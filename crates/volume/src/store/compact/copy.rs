@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::walk::{Gathered, Part};
+use super::walk::{Part, StepPlan};
 use crate::cache::ChunkKey;
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
@@ -38,17 +38,17 @@ const READS_AT_ONCE: usize = 4;
 
 /// A part that stands elsewhere now, too.
 #[derive(Clone, Debug)]
-pub(super) struct Moved {
+pub(super) struct Relocation {
     pub(super) from: Part,
     pub(super) to: Arc<Chunk>,
 }
 
 /// A step whose pack is in the store.
 #[derive(Debug)]
-pub(super) struct Copied {
+pub(super) struct StepCopy {
     pub(super) pack: UnnamedObject,
     /// Ascending.
-    pub(super) moved: Vec<Moved>,
+    pub(super) moved: Vec<Relocation>,
     /// The pages as they were when the step was gathered.
     pub(super) pages: BTreeMap<u64, (BlockRef, Arc<Page>)>,
     pub(super) written: u64,
@@ -57,20 +57,20 @@ pub(super) struct Copied {
 }
 
 /// A chunk that was read and verified.
-struct Opened {
+struct VerifiedChunk {
     stored: Vec<u8>,
     /// Empty if nobody needs it.
     content: Vec<u8>,
 }
 
-type OpenedChunks = BTreeMap<ChunkKey, Opened>;
+type VerifiedChunks = BTreeMap<ChunkKey, VerifiedChunk>;
 
 /// Copies; none: nothing could be read.
 pub(super) async fn copy(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    step: Gathered,
-) -> Result<Option<Copied>, OpenError> {
+    step: StepPlan,
+) -> Result<Option<StepCopy>, OpenError> {
     // Stored bytes, and the pack.
     let bytes = 2 * step.chunk_bytes;
     let _permit = engine.upload_budget.acquire(tail.id(), bytes).await;
@@ -116,7 +116,7 @@ pub(super) async fn copy(
     let (pack, moved, cached) = built;
     let written = pack.bytes.len() as u64;
     put(engine, tail, &pack.key(), pack.bytes.into()).await?;
-    Ok(Some(Copied {
+    Ok(Some(StepCopy {
         pack: object,
         moved,
         pages: step.pages,
@@ -134,12 +134,12 @@ pub(super) fn keep_cached(engine: &Arc<Engine>, cached: Vec<(ChunkKey, Vec<u8>)>
 }
 
 fn cached_content(
-    moved: &[Moved],
-    opened: &OpenedChunks,
+    moved: &[Relocation],
+    opened: &VerifiedChunks,
     cached: &BTreeSet<ChunkKey>,
 ) -> Vec<(ChunkKey, Vec<u8>)> {
-    let is_cached = |moved: &&Moved| cached.contains(&chunk_key(&moved.from.chunk));
-    let content = |moved: &Moved| {
+    let is_cached = |moved: &&Relocation| cached.contains(&chunk_key(&moved.from.chunk));
+    let content = |moved: &Relocation| {
         let opened = opened.get(&chunk_key(&moved.from.chunk))?;
         Some((
             chunk_key(&moved.to),
@@ -149,12 +149,12 @@ fn cached_content(
     moved.iter().filter(is_cached).filter_map(content).collect()
 }
 
-fn content_of<'a>(part: &Part, opened: &'a Opened) -> &'a [u8] {
+fn content_of<'a>(part: &Part, opened: &'a VerifiedChunk) -> &'a [u8] {
     let from = Span::new(0, u64::from(part.skip)).bytes() as usize;
     &opened.content[from..from + part.span.bytes() as usize]
 }
 
-fn add_part(writer: &mut PackWriter, slices: &CopySlices, part: &Part, opened: &OpenedChunks) {
+fn add_part(writer: &mut PackWriter, slices: &CopySlices, part: &Part, opened: &VerifiedChunks) {
     let chunk = &part.chunk;
     let Some(slice) = slices.of(chunk.origin) else {
         return;
@@ -168,7 +168,7 @@ fn add_part(writer: &mut PackWriter, slices: &CopySlices, part: &Part, opened: &
 }
 
 /// Where each part stands in the pack.
-fn moved(parts: Vec<Part>, pack: &Pack) -> Vec<Moved> {
+fn moved(parts: Vec<Part>, pack: &Pack) -> Vec<Relocation> {
     let items = pack.sections.iter().flat_map(|section| &section.items);
     let chunks = items.filter_map(|item| match item {
         Item::Chunk(chunk) => Some((chunk.span, Arc::new(chunk.clone()))),
@@ -180,7 +180,7 @@ fn moved(parts: Vec<Part>, pack: &Pack) -> Vec<Moved> {
     let place = |from: Part| {
         let to = places.get(&(from.span.start, from.span.end))?;
         let to = Arc::clone(to);
-        Some(Moved { from, to })
+        Some(Relocation { from, to })
     };
     parts.into_iter().filter_map(place).collect()
 }
@@ -245,7 +245,7 @@ async fn read_chunks(
     tail: &Arc<Tail>,
     parts: &[Part],
     unpacked: &Arc<BTreeSet<ChunkKey>>,
-) -> Result<OpenedChunks, OpenError> {
+) -> Result<VerifiedChunks, OpenError> {
     let mut chunks: BTreeMap<ChunkKey, Arc<Chunk>> = BTreeMap::new();
     for part in parts
         .iter()
@@ -255,7 +255,7 @@ async fn read_chunks(
         chunks.entry(key).or_insert_with(|| Arc::clone(&part.chunk));
     }
     let groups = grouped(chunks.into_values().collect(), RANGE_BYTES_MAX);
-    let mut opened = OpenedChunks::new();
+    let mut opened = VerifiedChunks::new();
     let mut failed: Vec<Arc<Chunk>> = Vec::new();
     for groups in groups.chunks(READS_AT_ONCE) {
         let reads = groups
@@ -282,7 +282,7 @@ async fn read_chunks(
 
 #[derive(Default)]
 struct GroupRead {
-    opened: Vec<(ChunkKey, Opened)>,
+    opened: Vec<(ChunkKey, VerifiedChunk)>,
     failed: Vec<Arc<Chunk>>,
 }
 
@@ -322,7 +322,7 @@ async fn read_group(
                         content = Vec::new();
                     }
                     let stored = stored.to_vec();
-                    let opened = Opened { stored, content };
+                    let opened = VerifiedChunk { stored, content };
                     read.opened.push((chunk_key(&chunk), opened));
                 }
                 Err(_) => read.failed.push(chunk),

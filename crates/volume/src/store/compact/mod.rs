@@ -31,7 +31,7 @@ use crate::error::OpenError;
 use crate::request::tail::{Status, Tail};
 use crate::store::open::endings::{end, is_final};
 use crate::sync::atomic::Ordering;
-use choose::Chosen;
+use choose::Selection;
 use state::VolumeFacts;
 
 /// Bytes after which a job that reads or writes gives others their time.
@@ -123,7 +123,7 @@ async fn compact(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError
 async fn relocate(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    chosen: &Chosen,
+    chosen: &Selection,
 ) -> Result<(), OpenError> {
     let mut pace = Pace::new(engine, tail);
     let mut next = (!chosen.is_empty()).then_some(0);

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::Pace;
-use super::choose::Chosen;
+use super::choose::Selection;
 use super::walk::{read_node, read_pages};
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
@@ -30,7 +30,7 @@ use crate::store::roots::{READS_AT_ONCE, list_keys};
 pub(super) async fn leave_out(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    chosen: &mut Chosen,
+    chosen: &mut Selection,
 ) -> Result<(), OpenError> {
     if chosen.packs.is_empty() {
         return Ok(());

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::choose::{PackUse, Surveyed};
+use super::choose::{PackUse, SurveyResult};
 use super::state::VolumeFacts;
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -24,7 +24,7 @@ const LOOKS_MAX: usize = 64;
 pub(super) async fn judge(
     engine: &Arc<Engine>,
     tail: &Tail,
-    surveyed: &mut Surveyed,
+    surveyed: &mut SurveyResult,
     facts: &VolumeFacts,
 ) -> Result<(), OpenError> {
     let options = &engine.options.compact;

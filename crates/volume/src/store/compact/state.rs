@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::choose::{Chosen, Surveyed};
+use super::choose::{Selection, SurveyResult};
 use crate::lock::lock;
 use crate::object::ObjectId;
 use crate::object::page::BlockRef;
@@ -110,8 +110,8 @@ impl CompactionState {
     pub(super) fn on_surveyed(
         &self,
         volume: VolumeId,
-        surveyed: &Surveyed,
-        chosen: &Chosen,
+        surveyed: &SurveyResult,
+        chosen: &Selection,
         unix_ms: u64,
     ) {
         let mut freed = 0;

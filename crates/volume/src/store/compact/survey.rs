@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Pace;
-use super::choose::{PackUse, Surveyed};
+use super::choose::{PackUse, SurveyResult};
 use super::state::VolumeFacts;
 use super::walk::{read_node, read_pages, scattered};
 use crate::driver::{ComputeKind, StoreOp, StoreReply};
@@ -44,7 +44,7 @@ pub(super) async fn survey(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     facts: &VolumeFacts,
-) -> Result<Option<Surveyed>, OpenError> {
+) -> Result<Option<SurveyResult>, OpenError> {
     let view = Arc::new(View {
         volume: tail.id().volume,
         stored: tail.stored_lsn(),
@@ -59,7 +59,7 @@ pub(super) async fn survey(
         nodes.map(|(number, block)| (*number, *block)).collect()
     };
     let mut pace = Pace::new(engine, tail);
-    let mut surveyed = Surveyed::default();
+    let mut surveyed = SurveyResult::default();
     for of in nodes {
         let Some(node) = read_node(engine, tail, of).await? else {
             continue;
@@ -120,7 +120,7 @@ fn written_pages(tail: &Tail, pages: &[(u64, BlockRef)]) -> BTreeSet<u64> {
 }
 
 fn count_page(
-    surveyed: &mut Surveyed,
+    surveyed: &mut SurveyResult,
     (number, page): (u64, &Page),
     is_written: bool,
     view: &View,

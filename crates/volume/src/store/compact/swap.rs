@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use blkmq::error::ErrorKind;
 
-use super::copy::{Copied, Moved, keep_cached};
+use super::copy::{Relocation, StepCopy, keep_cached};
 use super::walk::read_node;
 use crate::cache::blocks::{BlockKind, BlockTarget, IndexBlock, block_key};
 use crate::driver::ComputeKind;
@@ -31,7 +31,7 @@ use crate::units::Span;
 
 /// What a step has written.
 #[derive(Debug, Default)]
-pub(super) struct Swapped {
+pub(super) struct SwapResult {
     pub(super) written: u64,
 }
 
@@ -46,10 +46,10 @@ struct NewIndex {
 pub(super) async fn swap(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    copied: Copied,
-) -> Result<Swapped, OpenError> {
+    copied: StepCopy,
+) -> Result<SwapResult, OpenError> {
     let _folds = tail.upload.index_turn.take().await;
-    let mut by_node: BTreeMap<u64, BTreeMap<u64, Vec<Moved>>> = BTreeMap::new();
+    let mut by_node: BTreeMap<u64, BTreeMap<u64, Vec<Relocation>>> = BTreeMap::new();
     for moved in copied.moved {
         let page = moved.from.span.start / PAGE_SECTORS;
         let node = by_node.entry(page / NODE_PAGES).or_default();
@@ -60,7 +60,7 @@ pub(super) async fn swap(
     for (number, pages) in by_node {
         swap_node(&mut out, (number, pages), &copied.pages, &mut index).await?;
     }
-    let mut swapped = Swapped {
+    let mut swapped = SwapResult {
         written: copied.written + index.bytes,
     };
     if index.nodes.is_empty() {
@@ -119,7 +119,7 @@ async fn commit(
 /// Writes the pages of one node that have something of the step, and the node.
 async fn swap_node(
     out: &mut Output<'_>,
-    (number, mut moved): (u64, BTreeMap<u64, Vec<Moved>>),
+    (number, mut moved): (u64, BTreeMap<u64, Vec<Relocation>>),
     known: &BTreeMap<u64, (BlockRef, Arc<Page>)>,
     index: &mut NewIndex,
 ) -> Result<(), OpenError> {
@@ -207,7 +207,7 @@ async fn read_page(
 fn swap_page(
     number: u64,
     base: &Page,
-    moved: &[Moved],
+    moved: &[Relocation],
     names: &SessionNames,
 ) -> Result<Option<Page>, FormatError> {
     let mut page = PageBuilder::new(number);
@@ -285,9 +285,9 @@ mod tests {
         names
     }
 
-    fn moved(of: &Chunk, start: u64, end: u64) -> Moved {
+    fn moved(of: &Chunk, start: u64, end: u64) -> Relocation {
         let span = Span { start, end };
-        Moved {
+        Relocation {
             from: Part {
                 span,
                 chunk: Arc::new(of.clone()),

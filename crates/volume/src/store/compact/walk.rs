@@ -9,7 +9,7 @@ use std::sync::Arc;
 use blkmq::error::ErrorKind;
 use blkmq::io::SECTOR_BYTES;
 
-use super::choose::Chosen;
+use super::choose::Selection;
 use crate::cache::blocks::{BlockKind, BlockTarget, IndexBlock};
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
@@ -58,7 +58,7 @@ impl Part {
 
 /// What one step moves.
 #[derive(Debug, Default)]
-pub(super) struct Gathered {
+pub(super) struct StepPlan {
     /// Ascending; of whole pages, as far as they are to be moved.
     pub(super) parts: Vec<Part>,
     /// The pages as they were.
@@ -167,7 +167,7 @@ fn runs_of(places: &mut [(ObjectId, u64, u64)]) -> usize {
 }
 
 /// What of a page is to be moved, whether or not a delta hides it.
-fn wanted(number: u64, page: &Page, chosen: &Chosen, runs_max: usize) -> Vec<Part> {
+fn wanted(number: u64, page: &Page, chosen: &Selection, runs_max: usize) -> Vec<Part> {
     let is_named = page.packs().any(|pack| chosen.packs.contains(&pack));
     let windows = match chosen.pages.contains(&number) {
         true => scattered(number, page, &chosen.unreadable, runs_max),
@@ -201,13 +201,13 @@ fn wanted(number: u64, page: &Page, chosen: &Chosen, runs_max: usize) -> Vec<Par
 pub(super) async fn gather(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    chosen: &Chosen,
+    chosen: &Selection,
     from: u64,
-) -> Result<Gathered, OpenError> {
-    let mut step = Gathered {
+) -> Result<StepPlan, OpenError> {
+    let mut step = StepPlan {
         // Before any delta is looked for: all of these are in the index.
         lsn: tail.stored_lsn(),
-        ..Gathered::default()
+        ..StepPlan::default()
     };
     let nodes: Vec<(u64, BlockRef)> = {
         let inner = tail.lock();
@@ -232,7 +232,7 @@ pub(super) async fn gather(
     Ok(step)
 }
 
-impl Gathered {
+impl StepPlan {
     fn is_full(&self, pack_bytes: u64) -> bool {
         let pages = self.pages.values().map(|(_, page)| page.memory_bytes());
         self.chunk_bytes >= pack_bytes || pages.sum::<u64>() >= STEP_PAGE_BYTES
@@ -243,9 +243,9 @@ impl Gathered {
 async fn gather_pages(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    chosen: &Chosen,
+    chosen: &Selection,
     ((node, block), pages): ((u64, BlockRef), &[(u64, BlockRef)]),
-    step: &mut Gathered,
+    step: &mut StepPlan,
 ) -> Result<u64, OpenError> {
     let end = pages.last().map_or(0, |(page, _)| *page);
     let loaded = read_pages(engine, tail, pages).await?;
@@ -273,7 +273,7 @@ async fn gather_pages(
     Ok(end)
 }
 
-impl Gathered {
+impl StepPlan {
     fn add(&mut self, parts: Vec<Part>) {
         let chunks: BTreeSet<(ObjectId, u32)> = parts
             .iter()

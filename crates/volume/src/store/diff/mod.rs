@@ -25,7 +25,7 @@ use crate::store::catalog::volume_spec::check_name;
 use crate::store::diff::compare::ChangedSpan;
 pub use crate::store::diff::part::{ChangedRange, DiffPart, DiffPlace, DiffSide};
 use crate::store::diff::side::Side;
-use crate::store::diff::walk::{Found, Walk};
+use crate::store::diff::walk::{Walk, WalkResult};
 use crate::store::forks::kept_snapshots;
 use crate::store::forks::snapshot_list::check_snapshot_name;
 
@@ -64,11 +64,11 @@ pub(crate) async fn diff(
         let begin = request.place.map_or(0, |place| place.sector);
         let walk = Walk::new(engine, &from, &to, begin, request.ranges_max);
         match walk.run().await? {
-            Found::Changed { changed, next } => {
+            WalkResult::Changed { changed, next } => {
                 return Ok(part_of(&from, &to, changed, next));
             }
             // It may have gone because a root has moved; if none has, it is damaged.
-            Found::Unreadable(error) => {
+            WalkResult::Unreadable(error) => {
                 if !from.has_moved(engine).await? && !to.has_moved(engine).await? {
                     return Err(error);
                 }

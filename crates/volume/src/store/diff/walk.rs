@@ -24,7 +24,7 @@ const NODES_AT_ONCE: usize = 32;
 const PAGES_AT_ONCE: usize = 64;
 
 /// What a walk came to.
-pub(super) enum Found {
+pub(super) enum WalkResult {
     /// What differs, and where the next part begins.
     Changed {
         changed: Vec<ChangedSpan>,
@@ -84,13 +84,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    pub(super) async fn run(mut self) -> Result<Found, OpenError> {
+    pub(super) async fn run(mut self) -> Result<WalkResult, OpenError> {
         let end = self.to.sectors();
         let mut nodes_at_once = 1;
         while self.at < end && self.changed.len() <= self.ranges_max {
             match self.walk_nodes(end, nodes_at_once).await {
                 Ok(()) => {}
-                Err(Stop::Unreadable(error)) => return Ok(Found::Unreadable(error)),
+                Err(Stop::Unreadable(error)) => return Ok(WalkResult::Unreadable(error)),
                 Err(Stop::Failed(error)) => return Err(error),
             }
             // A short list costs few reads, and a long one does not wait for each node by itself.
@@ -101,7 +101,7 @@ impl<'a> Walk<'a> {
             next = Some(beyond.span.start);
             self.changed.truncate(self.ranges_max);
         }
-        Ok(Found::Changed {
+        Ok(WalkResult::Changed {
             changed: self.changed,
             next,
         })

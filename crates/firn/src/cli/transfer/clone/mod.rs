@@ -6,9 +6,9 @@
 //! next one begins ([`step`]). Until all are there the copy has a snapshot that marks it as unfinished ([`target`]); a command that
 //! finds that goes on after the last snapshot that is whole ([`resume`]). It must never touch a volume without that mark.
 
+mod attachments;
 mod command_lock;
 mod content;
-mod held;
 mod other_store;
 mod progress_note;
 mod resume;
@@ -21,14 +21,14 @@ use std::io::IsTerminal;
 use indicatif::ProgressBar;
 use serde_json::json;
 
+use self::attachments::Attachments;
 use self::content::{Changes, count_data};
-use self::held::Holds;
 use self::other_store::OtherStore;
-use self::progress_note::{Noted, ProgressNote};
+use self::progress_note::{NoteContent, ProgressNote};
 use self::resume::go_on;
 use self::source::Original;
 use self::step::Step;
-use self::target::{Copy, Found};
+use self::target::{Copy, ExistingCopy};
 use super::increment::points;
 use super::progress;
 use crate::cli::args::{ApiArgs, CloneArgs};
@@ -46,7 +46,7 @@ pub(crate) fn clone(api: &ApiArgs, json: bool, args: &CloneArgs) -> Result<()> {
     let undo = Undo::watch()?;
     let other = OtherStore::open(args, name)?;
     other.stop_with(&undo);
-    let holds = Holds::new(&client, &other.held_file());
+    let holds = Attachments::new(&client, &other.held_file());
     holds.end_with(&undo);
     let made = make(&original, &other, &holds, name);
     let made = made.map_err(|failure| match other.is_begun() {
@@ -68,7 +68,7 @@ pub(crate) fn clone(api: &ApiArgs, json: bool, args: &CloneArgs) -> Result<()> {
 }
 
 /// What was copied.
-struct Made {
+struct CloneReport {
     id: String,
     bytes: u64,
     data: u64,
@@ -79,20 +79,25 @@ struct Made {
     went_on_after: Option<String>,
 }
 
-fn make(original: &Original<'_>, other: &OtherStore, holds: &Holds, name: &str) -> Result<Made> {
+fn make(
+    original: &Original<'_>,
+    other: &OtherStore,
+    holds: &Attachments,
+    name: &str,
+) -> Result<CloneReport> {
     let (there, note) = (other.client(), other.note());
     let (moment, copy) = match Copy::find(there, name, original, &note)? {
-        Found::Whole(copy) => {
+        ExistingCopy::Whole(copy) => {
             other.begin();
             return describe_whole(original, &copy);
         }
-        Found::Unfinished(mut copy) => {
+        ExistingCopy::Unfinished(mut copy) => {
             other.begin();
             let moment = original.moment_again(&copy.moment, name)?;
             copy.moment.clone_from(&moment.id);
             (moment, copy)
         }
-        Found::Nothing => begin(original, other, &note, name)?,
+        ExistingCopy::Nothing => begin(original, other, &note, name)?,
     };
     let snapshots = original.snapshots(&moment)?;
     let base = go_on(&copy, &snapshots, holds)?;
@@ -129,7 +134,7 @@ fn make(original: &Original<'_>, other: &OtherStore, holds: &Holds, name: &str) 
     }
     bar.finish_and_clear();
     let volume = copy.finish(&note)?;
-    Ok(Made {
+    Ok(CloneReport {
         id: volume.id,
         bytes: volume.size_bytes,
         data,
@@ -150,7 +155,7 @@ fn begin<'a>(
     let snapshots = original.snapshots(&moment)?;
     let first = snapshots.first().unwrap_or(&moment);
     other.begin();
-    note.write(&Noted {
+    note.write(&NoteContent {
         moment: moment.id.clone(),
         size_bytes: first.size_bytes,
         whole: None,
@@ -165,12 +170,12 @@ fn begin<'a>(
 }
 
 /// An earlier command came to its end, but for what it left on this machine. The copy may have been used since.
-fn describe_whole(original: &Original<'_>, copy: &Copy<'_>) -> Result<Made> {
+fn describe_whole(original: &Original<'_>, copy: &Copy<'_>) -> Result<CloneReport> {
     let volume = copy.show()?;
     let there = copy.list()?;
     let moment = there.iter().find(|one| copy.is_of_moment(one));
     let moment = moment.map_or("", |moment| moment.name.as_str());
-    Ok(Made {
+    Ok(CloneReport {
         id: volume.id,
         bytes: volume.size_bytes,
         data: 0,
@@ -197,7 +202,7 @@ fn is_gone(failure: &Failure) -> bool {
 
 /// How much there is to copy and to read again, where a person waits for it.
 fn bar(
-    holds: &Holds,
+    holds: &Attachments,
     base: Option<usize>,
     snapshots: &[Snapshot],
     name: &str,
@@ -226,7 +231,7 @@ fn bar(
     Ok(progress(format!("clone to {name}"), 2 * bytes))
 }
 
-fn print(json: bool, args: &CloneArgs, name: &str, made: &Made) -> Result<()> {
+fn print(json: bool, args: &CloneArgs, name: &str, made: &CloneReport) -> Result<()> {
     if json {
         return output::json(&json!({
             "volume": name,

@@ -16,7 +16,7 @@ pub(super) struct ProgressNote {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Noted {
+pub(super) struct NoteContent {
     /// The snapshot that is copied last.
     pub(super) moment: String,
     /// The size that the copy has, or gets when it is made.
@@ -33,7 +33,7 @@ impl ProgressNote {
     }
 
     /// What an earlier command left.
-    pub(super) fn read(&self) -> Option<Noted> {
+    pub(super) fn read(&self) -> Option<NoteContent> {
         let text = fs::read(&self.path).ok()?;
         serde_json::from_slice(&text).ok()
     }
@@ -44,7 +44,7 @@ impl ProgressNote {
         removed.map_err(|error| Failure::io("remove", &self.path, &error))
     }
 
-    pub(super) fn write(&self, noted: &Noted) -> Result<()> {
+    pub(super) fn write(&self, noted: &NoteContent) -> Result<()> {
         let cannot = |error: std::io::Error| Failure::io("write", &self.path, &error);
         let text = serde_json::to_vec(noted);
         let text = text.map_err(|error| Failure::internal(error.to_string()))?;

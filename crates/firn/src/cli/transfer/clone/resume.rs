@@ -2,7 +2,7 @@
 
 use indicatif::ProgressBar;
 
-use super::held::Holds;
+use super::attachments::Attachments;
 use super::step::Step;
 use super::target::Copy;
 use crate::failure::Result;
@@ -13,7 +13,7 @@ use crate::model::Snapshot;
 pub(super) fn go_on(
     copy: &Copy<'_>,
     snapshots: &[Snapshot],
-    holds: &Holds,
+    holds: &Attachments,
 ) -> Result<Option<usize>> {
     copy.take()?;
     copy.remove_leftovers(snapshots)?;

@@ -3,8 +3,8 @@
 
 use indicatif::ProgressBar;
 
+use super::attachments::AttachedSnapshot;
 use super::content::{self, Changes, Digests};
-use super::held::Held;
 use super::target::Copy;
 use crate::cli::client::Client;
 use crate::cli::volume_io::failed;
@@ -13,8 +13,8 @@ use crate::failure::Result;
 /// One snapshot on its way.
 pub(super) struct Step<'a> {
     /// What the copy is at, whose snapshot is there already.
-    pub(super) before: Option<&'a Held>,
-    pub(super) held: &'a Held,
+    pub(super) before: Option<&'a AttachedSnapshot>,
+    pub(super) held: &'a AttachedSnapshot,
     pub(super) copy: &'a Copy<'a>,
     pub(super) bar: &'a ProgressBar,
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::super::attach;
 use super::content::{Changes, count_data};
-use super::progress_note::{Noted, ProgressNote};
+use super::progress_note::{NoteContent, ProgressNote};
 use super::source::{MARK, Original};
 use crate::cli::client::{Client, volume_path};
 use crate::cli::diff;
@@ -37,7 +37,7 @@ pub(super) struct Copy<'a> {
 }
 
 /// What there is of a name in the other store.
-pub(super) enum Found<'a> {
+pub(super) enum ExistingCopy<'a> {
     Nothing,
     Unfinished(Copy<'a>),
     /// Its command was cut short behind its last step.
@@ -51,10 +51,12 @@ impl<'a> Copy<'a> {
         name: &str,
         original: &Original<'_>,
         note: &ProgressNote,
-    ) -> Result<Found<'a>> {
+    ) -> Result<ExistingCopy<'a>> {
         let volume = match client.get::<Volume>(&volume_path(name)) {
             Ok(volume) => volume,
-            Err(failure) if failure.code == FailureCode::NoSuchVolume => return Ok(Found::Nothing),
+            Err(failure) if failure.code == FailureCode::NoSuchVolume => {
+                return Ok(ExistingCopy::Nothing);
+            }
             Err(failure) => return Err(failure),
         };
         let copy = |moment: String| Copy {
@@ -67,13 +69,13 @@ impl<'a> Copy<'a> {
         let labels = mark.map(|mark| mark.labels.clone()).unwrap_or_default();
         match (labels.get(OF), labels.get(MOMENT), note.read()) {
             (Some(of), Some(moment), _) if *of == original.volume.id => {
-                Ok(Found::Unfinished(copy(moment.clone())))
+                Ok(ExistingCopy::Unfinished(copy(moment.clone())))
             }
             (Some(_), _, _) => Err(exists(format!(
                 "{name} is in that store already, an unfinished copy of another volume: choose another name with --name"
             ))),
             (_, _, Some(noted)) if noted.whole.as_ref() == Some(&volume.id) => {
-                Ok(Found::Whole(copy(noted.moment)))
+                Ok(ExistingCopy::Whole(copy(noted.moment)))
             }
             // A command that was killed right after it had made the volume. Whoever has another one of this name open, or
             // made it otherwise, keeps it.
@@ -86,7 +88,7 @@ impl<'a> Copy<'a> {
             {
                 let copy = copy(noted.moment);
                 match copy.is_empty()? {
-                    true => copy.mark(original).map(|()| Found::Unfinished(copy)),
+                    true => copy.mark(original).map(|()| ExistingCopy::Unfinished(copy)),
                     false => Err(in_use(name)),
                 }
             }
@@ -288,7 +290,7 @@ impl<'a> Copy<'a> {
     pub(super) fn finish(&self, note: &ProgressNote) -> Result<Volume> {
         detach(self.client, &self.name, true)?;
         let volume = self.show()?;
-        note.write(&Noted {
+        note.write(&NoteContent {
             moment: self.moment.clone(),
             size_bytes: volume.size_bytes,
             whole: Some(volume.id.clone()),

@@ -16,26 +16,26 @@ use crate::failure::Result;
 use crate::model::Snapshot;
 
 /// What the command has attached.
-pub(super) struct Holds {
+pub(super) struct Attachments {
     client: Client,
-    own: Arc<Own>,
+    own: Arc<Tickets>,
 }
 
 /// Names with their numbers, and the file that has them, too.
-struct Own {
+struct Tickets {
     tickets: Mutex<BTreeMap<String, u64>>,
     file: PathBuf,
 }
 
 /// One of them.
-pub(super) struct Held {
+pub(super) struct AttachedSnapshot {
     pub(super) snapshot: Snapshot,
     pub(super) uris: Vec<String>,
     client: Client,
-    own: Arc<Own>,
+    own: Arc<Tickets>,
 }
 
-impl Own {
+impl Tickets {
     fn tickets(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,12 +73,12 @@ fn read_left(file: &Path) -> BTreeMap<String, u64> {
     left.collect()
 }
 
-impl Holds {
+impl Attachments {
     /// `file` is where the names are that an earlier command left attached: they are detached.
-    pub(super) fn new(client: &Client, file: &Path) -> Holds {
-        let holds = Holds {
+    pub(super) fn new(client: &Client, file: &Path) -> Attachments {
+        let holds = Attachments {
             client: client.clone(),
-            own: Arc::new(Own {
+            own: Arc::new(Tickets {
                 tickets: Mutex::new(read_left(file)),
                 file: file.to_owned(),
             }),
@@ -102,7 +102,7 @@ impl Holds {
     }
 
     /// Attaches a snapshot, unless somebody has it attached.
-    pub(super) fn hold(&self, snapshot: &Snapshot) -> Result<Held> {
+    pub(super) fn hold(&self, snapshot: &Snapshot) -> Result<AttachedSnapshot> {
         let name = &snapshot.name;
         // Numbers that JSON has exactly.
         let ticket = fastrand::u64(1..1 << 53);
@@ -111,7 +111,7 @@ impl Holds {
             tickets.insert(name.clone(), ticket);
             self.own.record(&tickets);
         }
-        let mut held = Held {
+        let mut held = AttachedSnapshot {
             snapshot: snapshot.clone(),
             uris: Vec::new(),
             client: self.client.clone(),
@@ -122,19 +122,19 @@ impl Holds {
     }
 }
 
-impl Held {
+impl AttachedSnapshot {
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 }
 
-impl Drop for Held {
+impl Drop for AttachedSnapshot {
     fn drop(&mut self) {
         self.own.detach(&self.client, &self.snapshot.name);
     }
 }
 
-fn detach_all(client: &Client, own: &Own) {
+fn detach_all(client: &Client, own: &Tickets) {
     let names: Vec<String> = own.tickets().keys().cloned().collect();
     for name in names {
         own.detach(client, &name);
