@@ -113,6 +113,12 @@ struct Counter {
 pub(crate) struct Failures([Counter; FailureKind::ALL.len()]);
 
 impl Failures {
+    /// Counts a failure that is said elsewhere, or not at all.
+    #[cold]
+    pub(crate) fn count(&self, kind: FailureKind) {
+        self.0[kind as usize].total.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts a failure. If it is to be logged: how many of its kind were not, since the last line.
     #[cold]
     pub(crate) fn record(&self, kind: FailureKind, now_ns: u64) -> Option<u64> {

@@ -606,6 +606,9 @@ async fn start_engine(
 
 /// What runs as long as the host does.
 fn spawn_background(jobs: &Arc<Jobs>, engine: &Arc<Engine>) {
+    // Before anybody can change it.
+    let collects = engine.gc_interval.ns() > 0;
+    engine.collector.set_on(collects, jobs.now().unix_ms);
     jobs.spawn(publish::run(Arc::clone(engine)));
     jobs.spawn(low_marks::run(Arc::clone(engine)));
     jobs.spawn(collector::run(Arc::clone(engine)));

@@ -5,23 +5,26 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 
-use super::{Port, Signal};
+use super::Port;
+use crate::lock::lock;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Time between two turns of a job; zero: it makes none.
 #[derive(Debug)]
 pub(crate) struct Interval {
     ns: AtomicU64,
-    changed: Signal,
+    /// Of the one job that waits. It is left behind when a wait ends by its time, and replaced by the next.
+    waiter: Mutex<Option<Waker>>,
 }
 
 impl Interval {
     pub(crate) fn new(ns: u64) -> Interval {
         Interval {
             ns: AtomicU64::new(ns),
-            changed: Signal::default(),
+            waiter: Mutex::new(None),
         }
     }
 
@@ -31,26 +34,38 @@ impl Interval {
 
     pub(crate) fn set_ns(&self, ns: u64) {
         self.ns.store(ns, Ordering::Relaxed);
-        self.changed.wake_all();
+        let waiter = lock(&self.waiter).take();
+        if let Some(waiter) = waiter {
+            waiter.wake();
+        }
     }
 
     /// Waits for what `pause_ns` makes of the interval, as long as it is not zero. After a change that wait begins anew,
-    /// and not before: whoever asks for a shorter interval need not see the longer one out.
+    /// and not before: whoever asks for a shorter interval need not see the longer one out. One job waits at a time.
     pub(crate) async fn wait(&self, port: &Port, pause_ns: impl Fn(u64) -> u64) {
         loop {
-            let on = || Some(self.ns()).filter(|&ns| ns > 0);
-            let ns = self.changed.wait_until(on).await;
+            let ns = std::future::poll_fn(|cx| self.poll_for(cx, |ns| ns > 0)).await;
             let mut pause = pin!(port.sleep(pause_ns(ns)));
-            let mut changed = pin!(self.changed.wait_until(|| (self.ns() != ns).then_some(())));
             let is_over = std::future::poll_fn(|cx| {
                 if pause.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(true);
                 }
-                changed.as_mut().poll(cx).map(|()| false)
+                self.poll_for(cx, |now| now != ns).map(|_| false)
             });
             if is_over.await {
                 return;
             }
+        }
+    }
+
+    /// The interval, once it is as wanted.
+    fn poll_for(&self, cx: &Context<'_>, is_wanted: impl Fn(u64) -> bool) -> Poll<u64> {
+        // Looked at after the waker is there, so a change in between is not missed.
+        *lock(&self.waiter) = Some(cx.waker().clone());
+        let ns = self.ns();
+        match is_wanted(ns) {
+            true => Poll::Ready(ns),
+            false => Poll::Pending,
         }
     }
 }

@@ -71,7 +71,7 @@ impl Port {
                 StoreError::Unknown(_) | StoreError::Unavailable(_) | StoreError::Denied(_),
             ) = &result
             {
-                let _ = jobs.failures.record(FailureKind::Store, jobs.mono_ns());
+                jobs.failures.count(FailureKind::Store);
             }
             result
         }
@@ -154,7 +154,7 @@ impl Port {
     pub(crate) fn sleep(&self, ns: u64) -> Sleep {
         Sleep {
             jobs: Arc::clone(&self.0),
-            until: self.now().mono_ns + ns,
+            until: self.now().mono_ns.saturating_add(ns),
             timer: None,
         }
     }

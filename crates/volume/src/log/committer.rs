@@ -344,7 +344,7 @@ impl Committer {
         };
         let result = result.map_err(|error| {
             // It poisons the log, which is logged once.
-            let _ = engine.jobs().failures.record(kind, engine.jobs().mono_ns());
+            engine.jobs().failures.count(kind);
             error.at(place)
         });
         let mut finished = Cuts::new();

@@ -354,10 +354,19 @@ fn it_begins_and_ends_when_it_is_told_to() {
     assert!(world.host.set_compact_interval(0));
     world.pass(1000);
     let done = world.host.compaction();
-    for n in 0..16 {
-        world.write_noise(&volume, n * 8, n, 4096);
+    // Aged again, in as many places as before.
+    for round in 0..12 {
+        for n in 0..48 {
+            let block = (n * 37 + round * 11) % 512;
+            world.write_noise(&volume, block * 8, round * 48 + n, 4096);
+        }
+        world.sync(&volume);
     }
-    world.pass(30_000);
+    world.pass(60_000);
     let later = world.host.compaction();
     assert_eq!(format!("{done:?}"), format!("{later:?}"));
+    assert!(world.host.set_compact_interval(1_000_000_000));
+    world.pass(60_000);
+    let again = world.host.compaction();
+    assert!(again.steps > later.steps, "{again:?}");
 }

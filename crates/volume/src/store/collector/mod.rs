@@ -36,8 +36,6 @@ const LEFT_LOG: u64 = 4;
 /// Makes passes at the interval, as long as the host runs.
 pub(crate) async fn run(engine: Arc<Engine>) {
     let interval = &engine.gc_interval;
-    let is_on = interval.ns() > 0;
-    engine.collector.set_on(is_on, engine.jobs.now().unix_ms);
     let first_ns = |interval_ns: u64| (interval_ns / FIRST_PART).max(1);
     // Random, so that hosts started together do not all list the store at once.
     let random_ns = |interval_ns| {

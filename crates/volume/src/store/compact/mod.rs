@@ -74,6 +74,8 @@ fn is_allowed(engine: &Engine, tail: &Tail) -> bool {
     tail.lock().status == Status::Live
         && tail.upload.refusal().is_none()
         && engine.host_log.check_not_stopped().is_ok()
+        // It was switched off.
+        && engine.compact_interval.ns() > 0
         // A poisoned log publishes no record, and a root may name only what a record has named.
         && !engine.poisoned.load(Ordering::Acquire)
 }
@@ -90,8 +92,8 @@ async fn compact(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError
         tail.upload.set_fold_asked(true);
     }
     engine.compaction.set_visited(volume, stored);
-    let is_resting = engine.jobs.mono_ns() < facts.rests_until_ns;
-    if is_resting || facts.is_settled(&head.root.nodes) {
+    let (interval_ns, now_ns) = (engine.compact_interval.ns(), engine.jobs.mono_ns());
+    if facts.rest.goes_on(interval_ns, now_ns) || facts.is_settled(&head.root.nodes) {
         return Ok(());
     }
     let Some(mut surveyed) = survey::survey(engine, tail, &facts).await? else {

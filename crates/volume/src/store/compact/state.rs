@@ -41,6 +41,27 @@ pub struct VolumeSpace {
     pub surveyed_unix_ms: u64,
 }
 
+/// A volume with so many pages is surveyed at every second look, one with more less often: a survey may read each page
+/// from the store.
+const PAGES_PER_INTERVAL: u64 = 4096;
+
+/// The time after a survey in which there is no other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SurveyRest {
+    /// By the monotonic clock.
+    pub(super) since_ns: u64,
+    /// Pages that were surveyed.
+    pub(super) pages: u64,
+}
+
+impl SurveyRest {
+    /// Whether it is still that time, for looks at an interval that may have changed since.
+    pub(super) fn goes_on(self, interval_ns: u64, now_ns: u64) -> bool {
+        let rest_ns = (interval_ns / PAGES_PER_INTERVAL).saturating_mul(self.pages);
+        now_ns < self.since_ns.saturating_add(rest_ns)
+    }
+}
+
 /// What is remembered of a volume between two looks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VolumeFacts {
@@ -48,8 +69,7 @@ pub(super) struct VolumeFacts {
     pub(super) visited: Option<Lsn>,
     /// What was stored when the last survey began: what is older is cold.
     pub(super) surveyed: Option<Lsn>,
-    /// There is no survey before then, by the monotonic clock.
-    pub(super) rests_until_ns: u64,
+    pub(super) rest: SurveyRest,
     /// The nodes in which a survey found nothing to do.
     pub(super) settled: Option<Vec<(u64, BlockRef)>>,
     /// Packs of which something could not be read.
@@ -96,10 +116,10 @@ impl CompactionState {
         self.with(volume, |facts| facts.visited = Some(stored));
     }
 
-    pub(super) fn set_surveyed(&self, volume: VolumeId, stored: Lsn, rests_until_ns: u64) {
+    pub(super) fn set_surveyed(&self, volume: VolumeId, stored: Lsn, rest: SurveyRest) {
         self.with(volume, |facts| {
             facts.surveyed = Some(stored);
-            facts.rests_until_ns = rests_until_ns;
+            facts.rest = rest;
         });
     }
 
@@ -158,5 +178,24 @@ impl CompactionState {
 
     pub(super) fn on_failure(&self) {
         lock(&self.report).failures += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_survey_of_many_pages_is_followed_by_a_rest_that_the_interval_of_now_decides() {
+        const HOUR_NS: u64 = 3600 * 1_000_000_000;
+        let rest = SurveyRest {
+            since_ns: HOUR_NS,
+            pages: 100 * PAGES_PER_INTERVAL,
+        };
+        assert!(rest.goes_on(HOUR_NS, 100 * HOUR_NS));
+        assert!(!rest.goes_on(HOUR_NS, 102 * HOUR_NS));
+        assert!(!rest.goes_on(HOUR_NS / 100, 3 * HOUR_NS));
+        assert!(rest.goes_on(u64::MAX, u64::MAX - 1));
+        assert!(!SurveyRest::default().goes_on(HOUR_NS, 0), "none before");
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Pace;
 use super::choose::{PackUse, SurveyResult};
-use super::state::VolumeFacts;
+use super::state::{SurveyRest, VolumeFacts};
 use super::walk::{read_node, read_pages, scattered};
 use crate::driver::{ComputeKind, StoreOp, StoreReply};
 use crate::engine::Engine;
@@ -23,10 +23,6 @@ use crate::units::{Lsn, Span, VolumeId};
 
 /// What a chunk takes in footers, beside its bytes: in a pack of several volumes it is listed twice.
 const ENTRY_BYTES: u64 = 2 * crate::object::pack::ENTRY_BYTES as u64;
-
-/// A volume with so many pages is surveyed at every second look, one with more less often: a survey may read each page
-/// from the store.
-const PAGES_PER_INTERVAL: u64 = 4096;
 
 /// How a page's rows are judged.
 struct View {
@@ -91,11 +87,13 @@ pub(super) async fn survey(
         pack.is_unfolded |= unfolded.contains(id);
     }
     add_sizes(engine, &mut surveyed.packs).await?;
-    let rest_ns = engine.compact_interval.ns() / PAGES_PER_INTERVAL * surveyed.pages;
-    let until_ns = engine.jobs.mono_ns().saturating_add(rest_ns);
+    let rest = SurveyRest {
+        since_ns: engine.jobs.mono_ns(),
+        pages: surveyed.pages,
+    };
     engine
         .compaction
-        .set_surveyed(view.volume, view.stored, until_ns);
+        .set_surveyed(view.volume, view.stored, rest);
     Ok(Some(surveyed))
 }
 
