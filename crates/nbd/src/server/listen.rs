@@ -115,6 +115,8 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path)
         }
+        // Whoever listened there was about to end, and has removed it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // Its backlog is full.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use()),
         Ok(_) => Err(in_use()),
