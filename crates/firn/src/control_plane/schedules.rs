@@ -57,7 +57,9 @@ struct Progress {
     /// Whether the store was asked for what was taken before.
     is_known: bool,
     newest: Option<NewestSnapshot>,
-    /// Since when there may be more than it keeps: they were not removed yet, or it kept more before the start.
+    /// There may be more than it keeps: an attempt to remove them failed, or it kept more before the start.
+    may_have_excess: bool,
+    /// Since when it is known that there are more than it keeps.
     excess_since: Option<Instant>,
     /// Why the last attempt failed, and when the next one may be.
     failing: Option<(String, Instant)>,
@@ -114,6 +116,7 @@ impl Progress {
             since: Instant::now(),
             is_known: false,
             newest: None,
+            may_have_excess: false,
             excess_since: None,
             failing: None,
         }
@@ -139,9 +142,13 @@ impl Progress {
         })
     }
 
-    /// There may be more than it keeps. Attempts that fail make it no younger.
-    fn note_excess(&mut self) {
-        self.excess_since.get_or_insert_with(Instant::now);
+    /// So many were found. Attempts that fail make what is too many no younger.
+    fn note_found(&mut self, count: usize) {
+        if count > self.keep as usize {
+            self.excess_since.get_or_insert_with(Instant::now);
+        } else {
+            self.excess_since = None;
+        }
     }
 }
 
@@ -276,21 +283,20 @@ impl ControlPlane {
                 unix_ms: newest.taken_unix_ms,
                 lsn: newest.lsn,
             });
-            if own.len() > schedule.keep as usize {
-                progress.note_excess();
-            }
+            progress.may_have_excess = own.len() > schedule.keep as usize;
             progress.is_known = true;
         }
         if progress.keep != schedule.keep {
             progress.keep = schedule.keep;
-            progress.note_excess();
+            progress.may_have_excess = true;
         }
         // First what is due, for what cannot be removed may stay so for long.
         if self.take(open, schedule, progress).await? {
-            progress.note_excess();
+            progress.may_have_excess = true;
         }
-        if progress.excess_since.is_some() {
-            self.remove_excess(open, schedule).await?;
+        if progress.may_have_excess {
+            self.remove_excess(open, schedule, progress).await?;
+            progress.may_have_excess = false;
             progress.excess_since = None;
         }
         Ok(())
@@ -343,8 +349,10 @@ impl ControlPlane {
         &self,
         open: &Arc<OpenVolume>,
         schedule: &SnapshotSchedule,
+        progress: &mut Progress,
     ) -> Result<()> {
         let own = self.snapshots_of(open, schedule).await?;
+        progress.note_found(own.len());
         for snapshot in excess(own, schedule.keep) {
             let volume = &open.info.name;
             let (_, name) = snapshot.name.split_once('@').unwrap_or_default();
@@ -495,9 +503,11 @@ mod tests {
             None,
             "nothing is too many"
         );
-        progress.note_excess();
+        progress.note_found(2);
+        assert_eq!(progress.excess_since, None);
+        progress.note_found(3);
         progress.excess_since = Instant::now().checked_sub(Duration::from_secs(1));
-        progress.note_excess();
+        progress.note_found(4);
         let said = progress.trouble("1ms", HOUR_MS).unwrap();
         assert!(
             said.contains("could remove no old snapshot for 1 s")
