@@ -98,7 +98,9 @@ fn describe_trouble(report: &CollectorReport, now: Duration) -> Option<String> {
     }
     // Where it is off nobody expects passes.
     let on_since = report.on_since_unix_ms.filter(|_| report.is_on)?;
-    let since = report.last_success_unix_ms.unwrap_or(on_since);
+    // While it was off nobody expected any.
+    let succeeded = report.last_success_unix_ms.unwrap_or(on_since);
+    let since = succeeded.max(on_since);
     let hours = hours_since(since);
     if hours < OVERDUE_HOURS {
         return None;
@@ -138,6 +140,10 @@ mod tests {
         assert!(said.contains("a root cannot be read"), "{said}");
         report.last_success_unix_ms = Some(2 * 3_600_000);
         assert_eq!(describe_trouble(&report, hour(25)), None);
+        report.on_since_unix_ms = Some(40 * 3_600_000);
+        assert_eq!(describe_trouble(&report, hour(41)), None, "it was off");
+        let said = describe_trouble(&report, hour(64)).unwrap();
+        assert!(said.contains("for 24 h"), "{said}");
     }
 
     #[test]
