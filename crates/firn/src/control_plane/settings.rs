@@ -7,6 +7,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde_json::{Map, Value};
+
 use super::ControlPlane;
 use crate::cli::args::SnapshotSchedule;
 use crate::config::{ControlSettings, check_rpo, check_schedules};
@@ -67,36 +69,29 @@ fn changed(settings: &ControlSettings, change: &ChangeSettings) -> Result<Contro
     Ok(changed)
 }
 
+/// The settings by their names.
+fn by_name(settings: &ChangeableSettings) -> Map<String, Value> {
+    match serde_json::to_value(settings) {
+        Ok(Value::Object(all)) => all,
+        _ => Map::new(),
+    }
+}
+
 /// What a program that is configured so has to change, to keep to what was in force in the one before. Where its
-/// configuration has another value than that one's, somebody wants the new value.
-fn change_to_keep(passed: &PassedSettings, configured: &ChangeableSettings) -> ChangeSettings {
-    fn kept<T: PartialEq + Clone>(in_force: &T, before: &T, now: &T) -> Option<T> {
-        (in_force != before && before == now).then(|| in_force.clone())
-    }
-    let PassedSettings {
-        configured: before,
-        in_force,
-    } = passed;
-    ChangeSettings {
-        rpo: kept(&in_force.rpo, &before.rpo, &configured.rpo),
-        slow_request: kept(
-            &in_force.slow_request,
-            &before.slow_request,
-            &configured.slow_request,
-        ),
-        gc: kept(&in_force.gc, &before.gc, &configured.gc),
-        compact: kept(&in_force.compact, &before.compact, &configured.compact),
-        snapshot_schedule: kept(
-            &in_force.snapshot_schedule,
-            &before.snapshot_schedule,
-            &configured.snapshot_schedule,
-        ),
-        trash_keep: kept(
-            &in_force.trash_keep,
-            &before.trash_keep,
-            &configured.trash_keep,
-        ),
-    }
+/// configuration has another value than that one's, somebody wants the new value. A setting that one of the two does not
+/// have cannot be kept.
+fn change_to_keep(passed: &PassedSettings, configured: &ChangeableSettings) -> Map<String, Value> {
+    let configured = by_name(configured);
+    let mut change = passed.in_force.clone();
+    change.retain(|name, in_force| {
+        let before = passed.configured.get(name);
+        let is_changed = before.is_some_and(|before| before != in_force);
+        if is_changed && !configured.contains_key(name) {
+            tracing::warn!(name, "a setting that was changed is none of this program's");
+        }
+        is_changed && before == configured.get(name)
+    });
+    change
 }
 
 impl From<&ControlSettings> for ChangeableSettings {
@@ -121,22 +116,26 @@ impl ControlPlane {
     /// What the program that takes this one's place is to know of them.
     pub(crate) fn settings_to_pass(&self) -> PassedSettings {
         PassedSettings {
-            configured: self.settings.configured.clone(),
-            in_force: self.settings(),
+            configured: by_name(&self.settings.configured),
+            in_force: by_name(&self.settings()),
         }
     }
 
     /// Goes on with what was changed in the program before. What this one does not take is left, and said.
     pub(crate) fn keep_settings(&self, passed: &PassedSettings) {
         let change = change_to_keep(passed, &self.settings.configured);
-        if change == ChangeSettings::default() || canary::active!("an_upgrade_forgets_settings") {
+        if change.is_empty() || canary::active!("an_upgrade_forgets_settings") {
             return;
         }
-        match self.change_settings(&change) {
+        let changed = serde_json::from_value(Value::Object(change))
+            .map_err(|error| Failure::invalid(error.to_string()))
+            .and_then(|change| self.change_settings(&change));
+        match changed {
             Ok(now) => tracing::info!(?now, "settings that were changed stay so"),
-            Err(failure) => {
-                tracing::warn!(%failure, "settings are as configured again: this program does not take what they were changed to")
-            }
+            Err(failure) => tracing::warn!(
+                %failure,
+                "settings are as configured again: this program does not take what they were changed to"
+            ),
         }
     }
 
@@ -185,17 +184,25 @@ mod tests {
     #[test]
     fn a_changed_setting_is_kept_unless_the_next_program_is_configured_anew() {
         let passed = |configured, in_force| PassedSettings {
-            configured: with_rpo(configured),
-            in_force: with_rpo(in_force),
+            configured: by_name(&with_rpo(configured)),
+            in_force: by_name(&with_rpo(in_force)),
         };
         let kept = |passed: PassedSettings, configured| {
             let change = change_to_keep(&passed, &with_rpo(configured));
-            assert_eq!(change.snapshot_schedule, None);
-            change.rpo.map(|rpo| rpo.0.as_secs())
+            change.into_iter().collect::<Vec<_>>()
         };
-        assert_eq!(kept(passed(30, 10), 30), Some(10));
-        assert_eq!(kept(passed(30, 30), 30), None, "nobody changed it");
-        assert_eq!(kept(passed(30, 10), 60), None, "60 is newer");
-        assert_eq!(kept(passed(30, 30), 60), None);
+        let rpo = |text: &str| vec![("rpo".to_owned(), Value::from(text))];
+        assert_eq!(kept(passed(30, 10), 30), rpo("10s"));
+        assert_eq!(kept(passed(30, 30), 30), [], "nobody changed it");
+        assert_eq!(kept(passed(30, 10), 60), [], "60 is newer");
+        assert_eq!(kept(passed(30, 30), 60), []);
+
+        let mut other = passed(30, 10);
+        for all in [&mut other.configured, &mut other.in_force] {
+            all.remove("gc");
+            all.insert("taste".to_owned(), Value::from("sweet"));
+        }
+        other.in_force.insert("taste".into(), Value::from("sour"));
+        assert_eq!(kept(other, 30), rpo("10s"), "one more, and one fewer");
     }
 }

@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use serde_json::{Map, Value};
+
 use crate::units::{Interval, TimeSpan};
 
 /// Answer to `GET /v1/settings`: what the server keeps to now. Each is explained by the flag of `firn serve`
@@ -19,12 +21,13 @@ pub(crate) struct ChangeableSettings {
     pub(crate) trash_keep: TimeSpan,
 }
 
-/// What a program passes to the one that takes its place in an upgrade.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a program passes to the one that takes its place in an upgrade: [`ChangeableSettings`] by their names, for that one
+/// may have more of them, or fewer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PassedSettings {
     /// What it started with.
-    pub(crate) configured: ChangeableSettings,
-    pub(crate) in_force: ChangeableSettings,
+    pub(crate) configured: Map<String, Value>,
+    pub(crate) in_force: Map<String, Value>,
 }
 
 /// Body of `PATCH /v1/settings`: what is left out stays as it is.

@@ -203,7 +203,7 @@ async fn run(
     settings: &Settings,
     server: Running<'_>,
     gate: Arc<Gate>,
-    mut incoming: Incoming,
+    incoming: Incoming,
     takes_over: bool,
 ) -> Result<Ending> {
     let (engine, control, api, manager) = server;
@@ -216,9 +216,7 @@ async fn run(
     control.starts.end_start();
     handover::step("opened")?;
     let lacks_memory = incoming.lacks_memory;
-    if let Some(passed) = incoming.settings.take() {
-        control.keep_settings(&passed);
-    }
+    control.keep_settings(&incoming.settings);
     take_over(settings, control, api, incoming)?;
     if takes_over {
         start_later(control, lacks_memory);

@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use nbd::codec::ConnectionState;
 use nbd::server::{HandedConnection, HandedListener, Listen};
-use serde::Deserialize;
 use volume::JournalMark;
 
 use super::{
@@ -65,7 +64,7 @@ pub(crate) struct Incoming {
     nbd: Vec<SocketRecord>,
     connections: Vec<ConnectionRecord>,
     /// What was changed while the program before ran.
-    pub(in crate::server) settings: Option<PassedSettings>,
+    pub(in crate::server) settings: PassedSettings,
     /// Of the old program, to which there is no way back.
     passed: Passed,
     timeout: Duration,
@@ -157,7 +156,7 @@ impl Incoming {
             api: api.collect::<io::Result<_>>()?,
             nbd: record.nbd.clone(),
             connections: record.connections.clone(),
-            settings: passed_settings(&record.settings),
+            settings: record.settings.clone(),
             passed,
             timeout: Duration::from_millis(record.timeout_ms),
             lacks_memory: false,
@@ -233,19 +232,6 @@ impl Incoming {
         self.passed.clear();
         clients
     }
-}
-
-/// What was changed before; nothing, and a word in the log, if that was another firn that had other settings.
-fn passed_settings(said: &serde_json::Value) -> Option<PassedSettings> {
-    if said.is_null() {
-        return None;
-    }
-    let passed = PassedSettings::deserialize(said);
-    passed
-        .inspect_err(|error| {
-            tracing::warn!(%error, "settings are as configured again: the program before has passed others than this one has");
-        })
-        .ok()
 }
 
 fn last_words() -> Option<LastWords> {

@@ -27,7 +27,6 @@ use volume::JournalMark;
 
 use self::timeline::Timeline;
 use crate::failure::{Failure, FailureCode, Result};
-#[cfg(doc)]
 use crate::model::PassedSettings;
 
 pub(crate) use check::print_check;
@@ -65,10 +64,9 @@ struct Record {
     api: Vec<SocketRecord>,
     nbd: Vec<SocketRecord>,
     connections: Vec<ConnectionRecord>,
-    /// [`PassedSettings`]: those that may change while a server runs, as they are. Not decoded with the rest, for another
-    /// firn may have others, and no upgrade fails for that.
+    /// Those that may change while a server runs, as they are.
     #[serde(default)]
-    settings: serde_json::Value,
+    settings: PassedSettings,
     /// The pause up to here.
     #[serde(default)]
     timeline: Timeline,

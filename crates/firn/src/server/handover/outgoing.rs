@@ -107,7 +107,7 @@ impl Passage {
             api: api.collect(),
             nbd: listeners.collect(),
             connections: connections.collect(),
-            settings: serde_json::to_value(passed).unwrap_or_default(),
+            settings: passed,
             timeline: timeline::current(),
             returned: None,
         };
