@@ -347,7 +347,12 @@ fn each_change_is_logged_with_who_asked_for_it_whatever_the_log_leaves_out() {
     assert_eq!(id.len(), 16, "{id}");
     world.expect_success(&server, &["sync", "demo"]);
     world.expect_success(&server, &["volume", "create", "made", "--size", "8MiB"]);
-    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    // A thread of its own writes the lines.
+    let said = || fs::read_to_string(world.path("cache.stderr")).unwrap();
+    eventually("the last change is in the log", || {
+        said().contains("(made, 8388608 bytes)")
+    });
+    let said = said();
     let lines: Vec<&str> = said
         .lines()
         .filter(|line| line.contains("audit: "))
