@@ -3,6 +3,7 @@
 //! [`Host`] is what a driver holds: it starts recovery, carries requests out and outcomes in,
 //! lets time pass, and offers the control operations. [`Engine`] is what the engine's parts hold.
 
+mod intervals;
 mod points;
 
 use std::collections::BTreeMap;
@@ -189,28 +190,6 @@ impl Host {
         let mut now = self.jobs.now();
         now.mono_ns += ns;
         self.tick(now);
-    }
-
-    /// Uploads what is older than `rpo_ns` from now on. `false` while the host is still recovered: nothing has changed.
-    #[must_use]
-    pub fn set_rpo(&self, rpo_ns: u64) -> bool {
-        self.engine.get().map(|e| e.set_rpo_ns(rpo_ns)).is_some()
-    }
-
-    /// Makes passes of the collector at this interval from now on, zero: none. One that has begun goes on. `false` while
-    /// the host is still recovered: nothing has changed.
-    #[must_use]
-    pub fn set_gc_interval(&self, ns: u64) -> bool {
-        let set = self.engine.get().map(|e| e.set_gc_interval_ns(ns));
-        set.is_some()
-    }
-
-    /// Looks for something to compact at this interval from now on, zero: never. What has begun goes on. `false` while
-    /// the host is still recovered: nothing has changed.
-    #[must_use]
-    pub fn set_compact_interval(&self, ns: u64) -> bool {
-        let set = self.engine.get().map(|e| e.compact_interval.set_ns(ns));
-        set.is_some()
     }
 
     /// When [`Host::tick`] is worth calling next, on the monotonic clock.
