@@ -5,6 +5,7 @@
 //! whole: what it has not uploaded is in its log.
 
 use std::fs::{self, DirBuilder, File};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -52,13 +53,14 @@ impl OtherStore {
     /// Starts it, for a copy of this name.
     pub(super) fn open(args: &CloneArgs, name: &str) -> Result<OtherStore> {
         let dir = work_dir(args, name);
-        let cannot = |error: std::io::Error| Failure::io("make the directory", &dir, &error);
+        let cannot = |error: io::Error| Failure::io("make the directory", &dir, &error);
         let is_own_dir = dir.symlink_metadata().is_err();
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(&dir).map_err(cannot)?;
         check_own(&dir)?;
         let lock = CommandLock::take(&dir)?;
+        finish_removal(&dir).map_err(|error| Failure::io("remove what is left in", &dir, &error))?;
         builder.create(dir.join("rings")).map_err(cannot)?;
         let log = dir.join("server.log");
         // Of this command alone: the server of one that was killed may still be there, and removes its own at its end.
@@ -131,11 +133,8 @@ impl OtherStore {
 
     /// Removes the directory; the note of it last, for without it the copy is any volume.
     pub(super) fn remove(&self) {
-        let dir = &self.server.dir;
-        for name in ["cache", "rings"] {
-            let _ = fs::remove_dir_all(dir.join(name));
-        }
-        let _ = fs::remove_dir_all(dir);
+        // What cannot be removed stays: the copy is whole, and a later command removes it.
+        let _ = remove_work_dir(&self.server.dir);
     }
 }
 
@@ -181,14 +180,38 @@ impl Server {
             }
         }
         if self.is_own_dir && !self.is_begun.load(Ordering::SeqCst) {
-            let _ = fs::remove_dir_all(&self.dir);
+            let _ = remove_work_dir(&self.dir);
         }
+    }
+}
+
+/// The server's files as they are removed. They have this name first: a command that is killed in between must not
+/// leave a part of them where the next server takes it for another's directory.
+const REMOVED_CACHE: &str = "cache.removed";
+
+/// Removes the directory. A command that is killed at any time in it leaves the server's files whole, or none.
+fn remove_work_dir(dir: &Path) -> io::Result<()> {
+    finish_removal(dir)?;
+    absent_is_done(fs::rename(dir.join("cache"), dir.join(REMOVED_CACHE)))?;
+    finish_removal(dir)?;
+    fs::remove_dir_all(dir)
+}
+
+/// Removes what a command left that was killed as it removed its files.
+fn finish_removal(dir: &Path) -> io::Result<()> {
+    absent_is_done(fs::remove_dir_all(dir.join(REMOVED_CACHE)))
+}
+
+fn absent_is_done(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
     }
 }
 
 /// Its name can be guessed, so somebody else may have made it: then its sockets would be his.
 fn check_own(dir: &Path) -> Result<()> {
-    let cannot = |error: std::io::Error| Failure::io("look at the directory", dir, &error);
+    let cannot = |error: io::Error| Failure::io("look at the directory", dir, &error);
     let found = dir.symlink_metadata().map_err(cannot)?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
         return Err(Failure::new(
@@ -242,4 +265,42 @@ fn last_words(log: &Path) -> String {
     let last = own.or_else(|| lines().next());
     last.unwrap_or("its server did not come up in time")
         .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir_with(files: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn a_removal_that_fails_in_between_leaves_the_servers_files_whole_or_none() {
+        // A file where a directory is expected: the removal stops at it, as one that is killed there does.
+        let dir = dir_with(&["cache/format", "cache/attached", REMOVED_CACHE]);
+        remove_work_dir(dir.path()).unwrap_err();
+        assert!(dir.path().join("cache/format").exists());
+        assert!(dir.path().join("cache/attached").exists());
+    }
+
+    #[test]
+    fn what_a_killed_removal_left_is_removed_by_the_next_command() {
+        let left = format!("{REMOVED_CACHE}/attached");
+        let dir = dir_with(&[&left, "note"]);
+        finish_removal(dir.path()).unwrap();
+        assert!(!dir.path().join(REMOVED_CACHE).exists());
+        assert!(dir.path().join("note").exists());
+        finish_removal(dir.path()).unwrap();
+
+        let dir = dir_with(&[&left, "cache/format", "rings/ring", "note"]);
+        remove_work_dir(dir.path()).unwrap();
+        assert!(!dir.path().exists());
+    }
 }
