@@ -117,6 +117,8 @@ pub(crate) struct Tail {
     is_unbroken: AtomicBool,
     /// The root was read, or the service has ended: who waits to know what the store has looks again.
     pub(crate) checked: Signal,
+    /// A check has the lock of the name: who comes meanwhile waits for its end, as he waits for the check.
+    pub(crate) is_going_live: AtomicBool,
     /// Sectors of log that this tail's dirty extents and plans hold: its share of the log.
     dirty_sectors: AtomicU64,
     pub(crate) upload: UploadState,
@@ -142,6 +144,7 @@ impl Tail {
             size: Mutex::default(),
             is_unbroken: AtomicBool::new(false),
             checked: Signal::default(),
+            is_going_live: AtomicBool::new(false),
             dirty_sectors: AtomicU64::new(0),
             upload: UploadState::default(),
             boot_set: BootSet::default(),

@@ -197,6 +197,39 @@ fn a_snapshot_of_an_unchecked_volume_waits_and_has_all_that_was_written() {
 }
 
 #[test]
+fn a_point_that_is_asked_for_at_any_time_of_the_check_waits_for_its_end() {
+    let mut checks = 0;
+    for ms in (0..3000).step_by(20) {
+        for what in ["snapshot", "log", "close"] {
+            let mut world = restarted(killed());
+            let volume = serve(&mut world).expect("it goes on");
+            world.env.outage = false;
+            world.env.store_ms = 50;
+            world.pass(ms);
+            checks += usize::from(volume.is_unchecked());
+            let name = "demo@one";
+            let (none, log) = (Vec::new(), Durability::Log);
+            let result = match what {
+                "snapshot" => {
+                    let taken = world.host.create_snapshot(name, none, Durability::Store);
+                    world.wait(|_| taken.try_take()).map(drop)
+                }
+                "log" => {
+                    let taken = world.host.create_snapshot(name, none, log);
+                    world.wait(|_| taken.try_take()).map(drop)
+                }
+                _ => {
+                    let closed = world.host.close_volume(&volume);
+                    world.wait(|_| closed.try_take())
+                }
+            };
+            result.unwrap_or_else(|error| panic!("{what} after {ms} ms: {error}"));
+        }
+    }
+    assert!(checks > 20, "{checks} of them came in a check");
+}
+
+#[test]
 fn a_volume_whose_records_are_gone_stays_unchecked_until_they_are_back() {
     let mut world = World::new();
     world.create("demo", 64 * MIB);

@@ -12,8 +12,7 @@ use crate::error::OpenError;
 use crate::object::extensions::Labels;
 use crate::store::catalog::name_locks::lock_snapshot;
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
-use crate::store::forks::{Durability, keep, kept_snapshots, live_tail, served_tail};
-use crate::store::roots::checks::wait_checked;
+use crate::store::forks::{Durability, keep, kept_snapshots, live_tail, wait_volume_checked};
 use crate::store::roots::read_any_root;
 
 /// Volumes of one group: a lock of each is held for a moment.
@@ -31,6 +30,10 @@ pub(crate) async fn create_group(
 ) -> Result<Vec<SnapshotInfo>, OpenError> {
     let volumes = check_members(names)?;
     let labels = with_group_label(names, labels)?;
+    // Before any lock, as for one snapshot.
+    for volume in &volumes {
+        wait_volume_checked(engine, volume).await?;
+    }
     let mut locks = Vec::new();
     for (volume, name) in volumes.iter().zip(names) {
         locks.push(lock_snapshot(engine, volume, name)?);
@@ -39,9 +42,6 @@ pub(crate) async fn create_group(
     engine.host_log.check_not_stopped()?;
     let mut members = Vec::new();
     for (volume, name) in volumes.iter().zip(names) {
-        if let Some(tail) = served_tail(engine, volume) {
-            wait_checked(&tail).await?;
-        }
         let tail = live_tail(engine, volume).ok_or_else(|| {
             OpenError::Invalid(format!(
                 "volume {volume} is not open here: a group is one moment of the volumes that one server has open; attach \

@@ -63,13 +63,12 @@ pub(crate) async fn create_snapshot(
 ) -> Result<SnapshotInfo, OpenError> {
     let (volume, _) = check_snapshot_name(name)?;
     check_labels(&labels)?;
+    // Before the lock of the name: the check takes that of the volume.
+    wait_volume_checked(engine, volume).await?;
     let _busy = lock_snapshot(engine, volume, name)?;
     kept_snapshots::check_not_kept(engine, name)?;
     if durability == Durability::Log && copied_unix_ms.is_none() {
         engine.host_log.check_not_stopped()?;
-        if let Some(tail) = served_tail(engine, volume) {
-            wait_checked(&tail).await?;
-        }
         if let Some(tail) = live_tail(engine, volume)
             && let Some(taken) = keep::take(engine, &[(tail, name.to_owned())], &labels).await?
         {
@@ -148,9 +147,7 @@ async fn make_child_of(
     parent: &str,
     spec: &ChildSpec,
 ) -> Result<(Root, Option<VolumeOwner>), OpenError> {
-    if let Some(tail) = served_tail(engine, parent) {
-        wait_checked(&tail).await?;
-    }
+    wait_volume_checked(engine, parent).await?;
     if let Some(tail) = live_tail(engine, parent) {
         let root = live_parent::make_child(engine, &tail, spec).await?;
         return Ok((root, None));
@@ -167,6 +164,14 @@ async fn make_child_of(
     };
     let root = stored_parent::make_child(engine, head, spec).await?;
     Ok((root, holder))
+}
+
+/// Waits until the root of the volume was read, if it is served here.
+async fn wait_volume_checked(engine: &Engine, name: &str) -> Result<(), OpenError> {
+    match served_tail(engine, name) {
+        Some(tail) => wait_checked(&tail).await,
+        None => Ok(()),
+    }
 }
 
 /// The volume of this name that is served here, checked or unchecked.

@@ -140,6 +140,32 @@ fn end_of_service(tail: &Tail, error: &OpenError) -> Option<OpenError> {
     }
 }
 
+/// The lock of the name while a tail goes live. Whoever waits for the check takes the same lock next.
+struct CheckLock<'a> {
+    tail: &'a Tail,
+    name: Option<NameLock>,
+}
+
+impl<'a> CheckLock<'a> {
+    fn take(engine: &Arc<Engine>, tail: &'a Tail) -> Result<Self, OpenError> {
+        let name = NameLock::take(engine, tail.name())?;
+        tail.is_going_live.store(true, Ordering::Release);
+        Ok(CheckLock {
+            tail,
+            name: Some(name),
+        })
+    }
+}
+
+impl Drop for CheckLock<'_> {
+    fn drop(&mut self) {
+        // Before anybody hears of it.
+        drop(self.name.take());
+        self.tail.is_going_live.store(false, Ordering::Release);
+        self.tail.upload.wake_all();
+    }
+}
+
 async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let name = tail.name();
     // Without the lock of the name: in an outage this takes long, and other operations on the name must fail in
@@ -159,7 +185,7 @@ async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> 
         let drop = |(addr, sectors)| tail.release_dirty(&engine.segments, addr, sectors);
         stale.into_iter().for_each(drop);
     }
-    let _busy = NameLock::take(engine, name)?;
+    let _busy = CheckLock::take(engine, tail)?;
     let (head, _) = take_epoch(engine, name, OpenMode::default(), Some(tail)).await?;
     check_not_ahead(engine, &head.root, tail)?;
     let index = load_index(engine, &head.root).await?;

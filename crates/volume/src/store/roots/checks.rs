@@ -10,15 +10,21 @@ use crate::hostlog::stop::Stop;
 use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
 use crate::store::host_log::log_procedures::stop_host;
+use crate::sync::atomic::Ordering;
 
 /// Waits until the tail is checked, or is not served any more.
 ///
 /// # Errors
 /// If something has to be done at the store before the tail can be checked.
 pub(crate) async fn wait_checked(tail: &Tail) -> Result<(), OpenError> {
-    let is_known = || match tail.lock().status {
-        Status::Unchecked => tail.upload.refusal().map(Err),
-        _ => Some(Ok(())),
+    let is_known = || {
+        let status = tail.lock().status;
+        match status {
+            Status::Unchecked => tail.upload.refusal().map(Err),
+            // The name is still locked.
+            _ if tail.is_going_live.load(Ordering::Acquire) => None,
+            _ => Some(Ok(())),
+        }
     };
     tail.upload.changed.wait_until(is_known).await
 }
