@@ -32,6 +32,19 @@ impl SharedWords {
     /// Maps the first `words` words of `file`, growing it where it is shorter, with every page
     /// present and, where the limits allow, locked.
     pub fn map(file: impl AsFd, words: usize) -> io::Result<SharedWords> {
+        let mut words = SharedWords::map_pages(file, words, MapFlags::POPULATE)?;
+        // SAFETY: the range is mapped as long as `words` lives. Locking changes no content.
+        let locked = unsafe { rustix::mm::mlock(words.start.as_ptr().cast(), words.bytes) };
+        words.locked = locked.is_ok();
+        Ok(words)
+    }
+
+    /// The same for a file of which little is read: a page is mapped when it is touched, and none is locked.
+    pub fn map_lazily(file: impl AsFd, words: usize) -> io::Result<SharedWords> {
+        SharedWords::map_pages(file, words, MapFlags::empty())
+    }
+
+    fn map_pages(file: impl AsFd, words: usize, flags: MapFlags) -> io::Result<SharedWords> {
         let bytes = words
             .checked_mul(size_of::<u64>())
             .filter(|&bytes| bytes > 0)
@@ -45,18 +58,16 @@ impl SharedWords {
                 std::ptr::null_mut(),
                 bytes,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::POPULATE,
+                MapFlags::SHARED | flags,
                 &file,
                 0,
             )
         }?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the range was just mapped. Locking changes no content.
-        let locked = unsafe { rustix::mm::mlock(start.as_ptr().cast(), bytes) }.is_ok();
         Ok(SharedWords {
             start,
             bytes,
-            locked,
+            locked: false,
         })
     }
 

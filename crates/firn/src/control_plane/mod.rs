@@ -94,7 +94,7 @@ pub(crate) struct ControlPlane {
     reopens: ReopenRequests,
     export_files: Vec<BackendFile>,
     /// The engine's rings, and the disk of the log: what `health` looks at.
-    rings: Arc<RingFiles>,
+    pub(crate) rings: Arc<RingFiles>,
     disk_watch: DiskWatch,
     pub(crate) disks: Disks,
     pub(crate) nbd: NbdFrontend,

@@ -7,7 +7,7 @@
 //! believed; this file only finds, creates, moves and removes files, and never removes one that
 //! another server uses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as Io};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -21,6 +21,7 @@ use rustix::fs::{Access, OFlags};
 use volume::units::{Epoch, HostId, LogSession, VolumeId, parse_hex_identity};
 use volume::{RetainedRings, RingId, RingRegion, Rings, TailId};
 
+use super::spare_rings::{self, SpareRings};
 use crate::failure::{Failure, FailureCode, Result};
 
 pub(super) const PREFIX: &str = "firn-rings-";
@@ -55,14 +56,19 @@ struct InUse {
     /// The rings of other sessions that were looked at, with the inode of each: recovery looks several times, and
     /// to map one costs more than to read it.
     found: BTreeMap<RingId, (u64, Arc<MappedRing>)>,
+    /// Sessions that no server uses, of those that were looked at: one that has ended does not begin again.
+    ended: BTreeSet<(HostId, LogSession)>,
+    /// What the program before left, once it was looked for.
+    spares: Option<SpareRings>,
     /// Why the last ring could not be made.
     failure: Option<String>,
 }
 
 impl InUse {
-    fn forget(&mut self, ring: RingId) {
+    /// Answers the mapping that is to be let go of, if there is one.
+    fn forget(&mut self, ring: RingId) -> Option<Arc<MappedRing>> {
         self.mapped.remove(&ring);
-        self.found.remove(&ring);
+        self.found.remove(&ring).map(|(_, mapped)| mapped)
     }
 }
 
@@ -127,6 +133,32 @@ impl RingFiles {
         })
     }
 
+    /// Makes files for the rings of the program that takes over, as many as there is room for.
+    pub(crate) fn make_spares(&self) {
+        let (dir, mapped) = {
+            let in_use = self.in_use();
+            (in_use.dir.clone(), in_use.mapped.clone())
+        };
+        let Some(dir) = dir else {
+            return;
+        };
+        let tails = mapped.keys().filter(|ring| ring.tail.is_some());
+        let size = |ring: &RingId| fs::symlink_metadata(self.path(*ring)).map(|found| found.len());
+        let sizes: Vec<u64> = tails.filter_map(|ring| size(ring).ok()).collect();
+        let made = spare_rings::make(&dir, &sizes);
+        tracing::debug!(made, wanted = sizes.len(), "spare rings");
+    }
+
+    /// Removes the spares that were left, or made for nothing.
+    pub(crate) fn remove_spares(&self) {
+        let (dir, known) = {
+            let mut in_use = self.in_use();
+            (in_use.dir.clone(), in_use.spares.take())
+        };
+        let left = dir.map(|dir| SpareRings::find(&dir));
+        left.or(known).into_iter().for_each(SpareRings::remove);
+    }
+
     /// Removes the rings of a log that is not used any more.
     pub(crate) fn remove_all(&self, host: HostId) {
         for ring in self.list(host) {
@@ -144,6 +176,28 @@ impl RingFiles {
 
     fn path(&self, ring: RingId) -> PathBuf {
         self.dir(ring.host).join(file_name(ring))
+    }
+
+    /// The file of a ring of this process, with the directory that it is in. A spare takes the place of a new one.
+    fn open_own(&self, ring: RingId, bytes: u64) -> io::Result<File> {
+        let known = self.in_use().dir.clone();
+        let dir = match known.filter(|dir| dir.join("cache-dir").exists()) {
+            Some(dir) if dir == self.dir(ring.host) => dir,
+            _ => self.make_dir(ring.host)?,
+        };
+        let path = dir.join(file_name(ring));
+        if ring.tail.is_some() {
+            let mut in_use = self.in_use();
+            let spares = &mut in_use.spares;
+            spares
+                .get_or_insert_with(|| SpareRings::find(&dir))
+                .place_at(&path, bytes);
+        }
+        let file = open_file(&path, true)?;
+        if file.metadata()?.len() != bytes {
+            file.set_len(bytes)?;
+        }
+        Ok(file)
     }
 
     /// Makes the directory of a log's rings, if it is not there.
@@ -189,7 +243,12 @@ impl RingFiles {
     }
 
     fn check_unused(&self, ring: RingId) -> std::result::Result<(), String> {
+        let session = (ring.host, ring.session);
+        if self.in_use().ended.contains(&session) {
+            return Ok(());
+        }
         if !self.is_used_elsewhere(ring) {
+            self.in_use().ended.insert(session);
             return Ok(());
         }
         let dir = self.dir(ring.host);
@@ -248,16 +307,17 @@ impl Rings for RingFiles {
         self.check_unused(ring)?;
         let path = self.path(ring);
         let find = || -> io::Result<Arc<MappedRing>> {
+            let known = self.in_use().found.get(&ring).cloned();
+            if let Some((inode, found)) = known
+                && inode == fs::symlink_metadata(&path)?.ino()
+            {
+                return Ok(found);
+            }
             let file = open_file(&path, false)?;
             let metadata = file.metadata()?;
-            if let Some((inode, found)) = self.in_use().found.get(&ring)
-                && *inode == metadata.ino()
-            {
-                return Ok(Arc::clone(found));
-            }
             let bytes = metadata.len();
             let words = usize::try_from(bytes).map_err(io::Error::other)? / size_of::<u64>();
-            let found = Arc::new(MappedRing(SharedWords::map(&file, words)?));
+            let found = Arc::new(MappedRing(SharedWords::map_lazily(&file, words)?));
             let known = (metadata.ino(), Arc::clone(&found));
             self.in_use().found.insert(ring, known);
             Ok(found)
@@ -271,12 +331,7 @@ impl Rings for RingFiles {
 
     fn open(&self, ring: RingId, words: usize) -> std::result::Result<Arc<dyn RingRegion>, String> {
         let open = || -> io::Result<SharedWords> {
-            let path = self.make_dir(ring.host)?.join(file_name(ring));
-            let file = open_file(&path, true)?;
-            let bytes = (words * size_of::<u64>()) as u64;
-            if file.metadata()?.len() != bytes {
-                file.set_len(bytes)?;
-            }
+            let file = self.open_own(ring, (words * size_of::<u64>()) as u64)?;
             let map = SharedWords::map(&file, words)?;
             self.in_use().mapped.insert(ring, file.metadata()?.ino());
             if ring.tail.is_none() && file.try_lock().is_ok() {
@@ -291,11 +346,27 @@ impl Rings for RingFiles {
 
     fn remove(&self, ring: RingId) {
         self.in_use().forget(ring);
-        let path = self.path(ring);
-        if let Err(error) = fs::remove_file(&path)
-            && error.kind() != Io::NotFound
-        {
-            tracing::warn!(path = %path.display(), %error, "cannot remove an index ring");
+        remove_file(&self.path(ring));
+    }
+
+    fn remove_many(&self, rings: Vec<RingId>) {
+        let gone: Vec<_> = {
+            let mut in_use = self.in_use();
+            let forget = |ring: &RingId| (in_use.forget(*ring), self.path(*ring));
+            rings.iter().map(forget).collect()
+        };
+        // To give the memory back takes long, and a start need not wait for it: of rings that a kill leaves
+        // the next start knows that they are not needed.
+        let remove = move || {
+            gone.into_iter().for_each(|(mapped, path)| {
+                drop(mapped);
+                remove_file(&path);
+            });
+        };
+        let thread = std::thread::Builder::new().name("firn-rings".into());
+        if let Err(error) = thread.spawn(remove) {
+            tracing::debug!(%error, "rings are removed by the job thread");
+            rings.into_iter().for_each(|ring| self.remove(ring));
         }
     }
 
@@ -349,12 +420,21 @@ fn keep_newest(aside: &Path) -> io::Result<(usize, u64)> {
     Ok((files.len(), files.iter().map(|(_, _, bytes)| bytes).sum()))
 }
 
+fn remove_file(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != Io::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove an index ring");
+    }
+}
+
 impl Drop for RingFiles {
     fn drop(&mut self) {
         // Only if no tail's ring is left: a successor has no use for the rest.
         let Some(dir) = self.in_use().dir.take() else {
             return;
         };
+        SpareRings::find(&dir).remove();
         let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
         let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
         let spare = |name: &std::ffi::OsString| {

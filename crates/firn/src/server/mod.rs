@@ -300,6 +300,7 @@ async fn serve_clients(
             }
             Ok(outgoing) => return Ok(Ending::Handover(Box::new(outgoing), stop)),
             Err(failure) => {
+                control.rings.remove_spares();
                 manager.on_called_off();
                 tracing::error!(%failure, "the server is not upgraded, and goes on");
                 control.upgrades.on_failed(failure.to_string());
@@ -394,6 +395,9 @@ async fn prepare_upgrade(
     handover::step("checked")?;
     let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     let passage = Passage::prepare(number, timeout_ms, checked)?;
+    // A failure is none of the upgrade's: rings are made anew then.
+    let rings = Arc::clone(&control.rings);
+    let _ = tokio::task::spawn_blocking(move || rings.make_spares()).await;
     control.upgrades.on_handing_over();
     // Changes that are under way come to their end.
     drop(close);

@@ -42,4 +42,5 @@ mod store_faults;
 mod store_rebuild;
 mod terminal;
 mod upgrade;
+mod upgrade_rings;
 mod waiting;

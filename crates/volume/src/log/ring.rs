@@ -109,6 +109,10 @@ pub trait Rings: Send + Sync {
     fn open(&self, ring: RingId, words: usize) -> Result<Arc<dyn RingRegion>, String>;
     /// The region is not needed any more: the log has all that it held.
     fn remove(&self, ring: RingId);
+    /// The same of many; they may be gone only later.
+    fn remove_many(&self, rings: Vec<RingId>) {
+        rings.into_iter().for_each(|ring| self.remove(ring));
+    }
     /// Names of all regions of this host, whichever session made them, but for those put aside.
     fn list(&self, host: HostId) -> Vec<RingId>;
     /// Takes a region that will never be replayed out of the way, and keeps it for whoever wants to

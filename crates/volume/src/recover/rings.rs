@@ -211,7 +211,7 @@ impl ObsoleteRings<'_> {
     /// Removes those that hold nothing the log does not have, puts those aside that this log went
     /// on without, and leaves those alone that another log made.
     pub(crate) fn clear(&self, report: &mut RecoveryReport) {
-        let mut foreign = BTreeSet::new();
+        let (mut foreign, mut done) = (BTreeSet::new(), Vec::new());
         let rings = self.rings.list(self.host).into_iter();
         for ring in rings.filter(|ring| ring.session != self.own) {
             if !self.sessions.is_own(ring.session) {
@@ -220,9 +220,10 @@ impl ObsoleteRings<'_> {
                 let aside = self.rings.set_aside(ring);
                 report.stale_rings.push(StaleRing { ring, aside });
             } else {
-                self.rings.remove(ring);
+                done.push(ring);
             }
         }
+        self.rings.remove_many(done);
         report.foreign_sessions.extend(foreign);
     }
 

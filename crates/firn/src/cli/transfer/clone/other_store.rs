@@ -60,7 +60,8 @@ impl OtherStore {
         builder.create(&dir).map_err(cannot)?;
         check_own(&dir)?;
         let lock = CommandLock::take(&dir)?;
-        finish_removal(&dir).map_err(|error| Failure::io("remove what is left in", &dir, &error))?;
+        finish_removal(&dir)
+            .map_err(|error| Failure::io("remove what is left in", &dir, &error))?;
         builder.create(dir.join("rings")).map_err(cannot)?;
         let log = dir.join("server.log");
         // Of this command alone: the server of one that was killed may still be there, and removes its own at its end.
