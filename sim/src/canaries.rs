@@ -100,6 +100,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "first_reason_is_forgotten",
     "late_update_takes_the_reason",
     "refused_slot_is_given_again",
+    "shrinking_cache_evicts_pinned_chunks",
+    "shrinking_cache_is_cut_at_once",
     "bad_place_is_a_full_disk",
     "fork_gives_up_at_once",
     "deleted_volume_waits",

@@ -89,6 +89,8 @@ pub(crate) struct ControlSettings {
     pub(crate) trash_keep: Duration,
     /// Snapshots that it takes by itself.
     pub(crate) snapshot_schedules: Vec<SnapshotSchedule>,
+    /// Size of the read cache's file.
+    pub(crate) cache_size: Size,
 }
 
 /// The settings of a server.
@@ -135,6 +137,16 @@ pub(crate) fn check_rpo(rpo: Duration) -> Result<()> {
             "--rpo must be more than nothing; write for example 30s",
         )),
         false => Ok(()),
+    }
+}
+
+/// Whether a read cache can have this size.
+pub(crate) fn check_cache_size(size: Size) -> Result<()> {
+    match size.0.is_multiple_of(FILE_UNIT) {
+        true => Ok(()),
+        false => Err(Failure::invalid(
+            "--cache-size must be a multiple of 4096 bytes",
+        )),
     }
 }
 
@@ -231,6 +243,7 @@ impl Settings {
             compact: self.compact,
             trash_keep: self.trash_keep,
             snapshot_schedules: self.snapshot_schedules.clone(),
+            cache_size: Size(self.new_cache_bytes()),
         }
     }
 
@@ -274,11 +287,7 @@ impl Settings {
         }
         check_schedules(&self.snapshot_schedules)?;
         self.check_log()?;
-        if !self.new_cache_bytes().is_multiple_of(FILE_UNIT) {
-            return Err(Failure::invalid(
-                "--cache-size must be a multiple of 4096 bytes",
-            ));
-        }
+        check_cache_size(Size(self.new_cache_bytes()))?;
         check_rpo(self.rpo)
     }
 

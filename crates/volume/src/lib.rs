@@ -73,7 +73,7 @@ mod store;
 mod sync;
 pub mod units;
 
-pub use cache::CacheUsage;
+pub use cache::{CacheShrink, CacheUsage};
 pub use collect::pass::{Amount, Findings};
 pub use driver::{Notify, Outcome, Request, RequestId};
 pub use error::OpenError;

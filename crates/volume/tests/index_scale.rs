@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use blkmq::io::FileId;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::points::snapshot;
 use support::{Environment, World, options};
@@ -220,6 +221,9 @@ fn open_and_read(index_bytes: u64, reads: u64) -> Measured {
     env.store_ms = 30;
     let mut world = World::try_start(env, options).unwrap_or_else(|error| panic!("{}", error.0));
     let region = Region::new(ALLOCATOR);
+    // A vector that grows as it is written takes up to twice as much.
+    let cache = world.env.files.entry(FileId::CACHE).or_default();
+    cache.reserve_exact(16 << 20);
     let begun = world.now_ns;
     let volume = world.open("large");
     read_page(&mut world, &volume, PAGES / 3);

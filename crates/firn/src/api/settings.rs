@@ -28,5 +28,5 @@ async fn change(
     JsonBody(request): JsonBody<ChangeSettings>,
 ) -> Result<axum::Json<ChangeableSettings>> {
     note.set(&serde_json::to_string(&request).unwrap_or_default());
-    control.change_settings(&request).map(axum::Json)
+    control.change_settings(request).await.map(axum::Json)
 }

@@ -10,6 +10,7 @@
 mod activity;
 mod adoption;
 mod attach;
+mod cache_size;
 mod diff;
 mod gc;
 pub(crate) mod give_back;
@@ -52,7 +53,7 @@ use crate::frontends::disks::Disks;
 use crate::frontends::nbd::NbdFrontend;
 use crate::frontends::nbd_access::NbdTls;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
-use crate::local_files::{DiskWatch, RingFiles};
+use crate::local_files::{CacheFile, DiskWatch, RingFiles};
 use crate::metrics::IoCounters;
 use crate::metrics::latencies::LatencyRegistry;
 use crate::model::{CreateVolume, NbdInfo, Volume, VolumeState};
@@ -105,6 +106,7 @@ pub(crate) struct ControlPlane {
     /// How long the requests of open volumes take.
     pub(crate) latencies: LatencyRegistry,
     settings: SettingsInForce,
+    cache_file: CacheFile,
     pub(crate) schedules: Schedules,
 }
 
@@ -147,7 +149,12 @@ impl ControlPlane {
             boot_sets: BootSets::new(&engine.files().path),
             latencies: LatencyRegistry::new(settings.slow_request),
             schedules: Schedules::default(),
-            settings: SettingsInForce::new(settings),
+            settings: SettingsInForce::new(ControlSettings {
+                // That of a file that is there counts where none is configured.
+                cache_size: Size(engine.files().cache.bytes),
+                ..settings
+            }),
+            cache_file: engine.files().cache.clone(),
         })
     }
 

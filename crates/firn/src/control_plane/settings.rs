@@ -4,14 +4,14 @@
 //! starts with is in its configuration alone, so that nothing is in force that nobody can read there. An
 //! upgrade is the same process, so changes pass to the next program, but for what its configuration changes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use super::ControlPlane;
 use crate::cli::args::SnapshotSchedule;
-use crate::config::{ControlSettings, check_rpo, check_schedules};
+use crate::config::{ControlSettings, check_cache_size, check_rpo, check_schedules};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{ChangeSettings, ChangeableSettings, PassedSettings};
 use crate::units::TimeSpan;
@@ -22,6 +22,8 @@ pub(super) struct SettingsInForce {
     /// What this program started with.
     configured: ChangeableSettings,
     now: Mutex<ControlSettings>,
+    /// Held by the one change that is made: that of a file's size takes time.
+    changing: tokio::sync::Mutex<()>,
 }
 
 impl SettingsInForce {
@@ -29,6 +31,7 @@ impl SettingsInForce {
         SettingsInForce {
             configured: ChangeableSettings::from(&settings),
             now: Mutex::new(settings),
+            changing: tokio::sync::Mutex::default(),
         }
     }
 
@@ -63,7 +66,9 @@ fn changed(settings: &ControlSettings, change: &ChangeSettings) -> Result<Contro
         compact: change.compact.unwrap_or(settings.compact),
         trash_keep: time(change.trash_keep, settings.trash_keep),
         snapshot_schedules,
+        cache_size: change.cache_size.unwrap_or(settings.cache_size),
     };
+    check_cache_size(changed.cache_size)?;
     check_rpo(changed.rpo)?;
     check_schedules(&changed.snapshot_schedules)?;
     Ok(changed)
@@ -104,6 +109,7 @@ impl From<&ControlSettings> for ChangeableSettings {
             compact: settings.compact,
             snapshot_schedule: schedules.map(ToString::to_string).collect(),
             trash_keep: TimeSpan(settings.trash_keep),
+            cache_size: settings.cache_size,
         }
     }
 }
@@ -122,14 +128,15 @@ impl ControlPlane {
     }
 
     /// Goes on with what was changed in the program before. What this one does not take is left, and said.
-    pub(crate) fn keep_settings(&self, passed: &PassedSettings) {
+    pub(crate) async fn keep_settings(self: &Arc<Self>, passed: &PassedSettings) {
         let change = change_to_keep(passed, &self.settings.configured);
         if change.is_empty() || canary::active!("an_upgrade_forgets_settings") {
             return;
         }
-        let changed = serde_json::from_value(Value::Object(change))
-            .map_err(|error| Failure::invalid(error.to_string()))
-            .and_then(|change| self.change_settings(&change));
+        let changed = match serde_json::from_value(Value::Object(change)) {
+            Ok(change) => self.change_settings(change).await,
+            Err(error) => Err(Failure::invalid(error.to_string())),
+        };
         match changed {
             Ok(now) => tracing::info!(?now, "settings that were changed stay so"),
             Err(failure) => tracing::warn!(
@@ -139,11 +146,27 @@ impl ControlPlane {
         }
     }
 
-    /// Has the server keep to other settings from now on; what they all are then.
-    pub(crate) fn change_settings(&self, change: &ChangeSettings) -> Result<ChangeableSettings> {
+    /// Has the server keep to other settings from now on; what they all are then. A change that has begun comes to its
+    /// end whether somebody waits for it or not.
+    pub(crate) async fn change_settings(
+        self: &Arc<Self>,
+        change: ChangeSettings,
+    ) -> Result<ChangeableSettings> {
+        let control = Arc::clone(self);
+        let made = tokio::spawn(async move { control.make_change(&change).await }).await;
+        made.map_err(|error| Failure::internal(format!("changing settings: {error}")))?
+    }
+
+    async fn make_change(&self, change: &ChangeSettings) -> Result<ChangeableSettings> {
         // Held to the end: of two changes at once one is told what the other made of it.
+        let _changing = self.settings.changing.lock().await;
+        let before = self.settings.lock().clone();
+        let next = changed(&before, change)?;
+        // First, for it may fail, and the rest then stays as it is.
+        self.resize_cache(before.cache_size, next.cache_size)
+            .await?;
         let mut now = self.settings.lock();
-        let next = changed(&now, change)?;
+        now.cache_size = next.cache_size;
         self.tell_engine(&now, &next)?;
         self.latencies.slow().set_threshold(next.slow_request);
         *now = next;
@@ -168,7 +191,7 @@ impl ControlPlane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Interval;
+    use crate::units::{Interval, Size};
 
     fn with_rpo(seconds: u64) -> ChangeableSettings {
         ChangeableSettings {
@@ -178,6 +201,7 @@ mod tests {
             compact: Interval(None),
             snapshot_schedule: vec!["demo=1h,keep=2".into()],
             trash_keep: TimeSpan(Duration::ZERO),
+            cache_size: Size(0),
         }
     }
 

@@ -8,7 +8,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind as Io, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use reactor::DioAlign;
@@ -45,7 +45,9 @@ pub(crate) struct LogFile {
 /// at the start, that no write is refused for want of it.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheFile {
+    pub(crate) path: PathBuf,
     pub(crate) file: Arc<File>,
+    /// When it was opened.
     pub(crate) bytes: u64,
     /// The alignment of direct I/O; `None` if the file goes through the page cache.
     pub(crate) align: Option<DioAlign>,
@@ -155,6 +157,7 @@ pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
         }
     };
     Ok(CacheFile {
+        path,
         file: Arc::new(file),
         bytes: wanted,
         align,
@@ -245,7 +248,7 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+pub(super) fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
     }

@@ -10,7 +10,7 @@
 //! | `log` | the write-back log: preallocated, zero-filled, of fixed size |
 //! | `attached` | the volumes that a restarted server serves again; of reserved space |
 //! | `starts` | what the last starts of a server were doing when they ended; of reserved space |
-//! | `cache` | the read cache: of fixed size, takes space as it fills |
+//! | `cache` | the read cache: takes space as it fills, up to its size |
 //!
 //! There are two locks, because I/O may outlive the process that started it. `lock` is released
 //! when the process dies. The log's own lock belongs to its open file description, which requests in
@@ -18,6 +18,7 @@
 //! no longer overwrite one of the successor's.
 
 mod blocking_io;
+mod cache_size;
 mod create;
 mod disk_watch;
 mod free_space;

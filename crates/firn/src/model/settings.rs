@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use serde_json::{Map, Value};
 
-use crate::units::{Interval, TimeSpan};
+use crate::units::{Interval, Size, TimeSpan};
 
 /// Answer to `GET /v1/settings`: what the server keeps to now. Each is explained by the flag of `firn serve`
 /// that has its name.
@@ -19,6 +19,7 @@ pub(crate) struct ChangeableSettings {
     /// Like `demo=1h,keep=24`.
     pub(crate) snapshot_schedule: Vec<String>,
     pub(crate) trash_keep: TimeSpan,
+    pub(crate) cache_size: Size,
 }
 
 /// What a program passes to the one that takes its place in an upgrade: [`ChangeableSettings`] by their names, for that one
@@ -47,4 +48,6 @@ pub(crate) struct ChangeSettings {
     pub(crate) snapshot_schedule: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) trash_keep: Option<TimeSpan>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cache_size: Option<Size>,
 }

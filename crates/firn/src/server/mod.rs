@@ -216,7 +216,7 @@ async fn run(
     control.starts.end_start();
     handover::step("opened")?;
     let lacks_memory = incoming.lacks_memory;
-    control.keep_settings(&incoming.settings);
+    control.keep_settings(&incoming.settings).await;
     take_over(settings, control, api, incoming)?;
     if takes_over {
         start_later(control, lacks_memory);

@@ -1,5 +1,6 @@
 //! Settings that change while the server runs.
 
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -110,7 +111,7 @@ fn a_change_that_is_refused_changes_nothing() {
     for (given, words) in [
         (&["slow-request=5ms", "rpo=0s"][..], "more than nothing"),
         (&["rpo=5s", "snapshot-schedule=demo"], "VOLUME=TIME,keep=N"),
-        (&["log-size=1GiB"], "restart it"),
+        (&["log-size=1GiB"], "firn rescue log --log-size"),
     ] {
         let args = [&["config", "set"], given].concat();
         let output = world.run(&server, &args);
@@ -120,4 +121,127 @@ fn a_change_that_is_refused_changes_nothing() {
         assert_eq!(settings(&world, &server), before, "{given:?}");
     }
     assert!(server.stop().success());
+}
+
+/// What is in the volume of the tests of the read cache, by its sector.
+fn content(offset: u64) -> Vec<u8> {
+    let stamps = (offset / 512..offset / 512 + 128).flat_map(|sector| [sector; 64]);
+    stamps.flat_map(u64::to_le_bytes).collect()
+}
+
+const CONTENT_BYTES: u64 = 24 << 20;
+const READ_BYTES: u64 = 64 << 10;
+
+/// A world whose store has the volume demo, which no host holds.
+fn world_with_content() -> World {
+    let world = World::new();
+    let server = world.serve("writer", &["--volume", "demo=64MiB"]);
+    let mut client = server.connect("demo");
+    for offset in (0..CONTENT_BYTES).step_by(READ_BYTES as usize) {
+        client.write(offset, &content(offset)).unwrap();
+    }
+    client.flush().unwrap();
+    drop(client);
+    assert!(server.stop().success());
+    world
+}
+
+fn check_all(server: &crate::common::Server) {
+    let mut client = server.connect("demo");
+    for offset in (0..CONTENT_BYTES).step_by(READ_BYTES as usize) {
+        let found = client.read(offset, READ_BYTES as usize).unwrap();
+        assert!(found == content(offset), "at {offset}");
+    }
+}
+
+fn cache_file_bytes(world: &World) -> u64 {
+    let file = world.path("reader/cache");
+    std::fs::metadata(file).unwrap().len()
+}
+
+/// Reads at random until the server is gone; how many reads there were.
+fn read_for_ever(server: &crate::common::Server) -> std::thread::JoinHandle<u64> {
+    let mut client = server.connect("demo");
+    std::thread::spawn(move || {
+        let mut random = fastrand::Rng::with_seed(1);
+        for reads in 0.. {
+            let offset = random.u64(0..CONTENT_BYTES / READ_BYTES) * READ_BYTES;
+            // The client panics as its connection ends.
+            let read = AssertUnwindSafe(|| client.read(offset, READ_BYTES as usize));
+            match std::panic::catch_unwind(read) {
+                Ok(Ok(found)) => assert!(found == content(offset), "at {offset}"),
+                _ => return reads,
+            }
+        }
+        0
+    })
+}
+
+#[test]
+fn the_read_cache_grows_and_shrinks_while_it_is_read_and_an_upgrade_keeps_its_size() {
+    let world = world_with_content();
+    let server = world.serve("reader", &["--volume", "demo=64MiB"]);
+    let reader = read_for_ever(&server);
+    for bytes in [64 << 20, 1 << 20, 32 << 20, 0, 8 << 20] {
+        let size = format!("cache-size={bytes}B");
+        let said = world.expect_success(&server, &["config", "set", &size]);
+        assert!(said.contains("cache-size = "), "{said}");
+        assert_eq!(cache_file_bytes(&world), bytes);
+        check_all(&server);
+    }
+    assert_eq!(settings(&world, &server)["cache_size"], "8MiB");
+    world.expect_success(&server, &["upgrade"]);
+    assert_eq!(settings(&world, &server)["cache_size"], "8MiB");
+    assert_eq!(cache_file_bytes(&world), 8 << 20);
+    check_all(&server);
+    let refused = world.run(&server, &["config", "set", "cache-size=4097B"]);
+    assert!(message(&refused).contains("multiple of 4096"));
+    assert_eq!(cache_file_bytes(&world), 8 << 20);
+    assert!(server.stop().success());
+    assert!(reader.join().unwrap() > 0);
+
+    // No size is configured: that of the file counts. Where one is, it does.
+    let server = world.serve("reader", &["--volume", "demo=64MiB"]);
+    assert_eq!(settings(&world, &server)["cache_size"], "8MiB");
+    assert!(server.stop().success());
+    let args = ["--volume", "demo=64MiB", "--cache-size", "16MiB"];
+    let server = world.serve("reader", &args);
+    assert_eq!(settings(&world, &server)["cache_size"], "16MiB");
+    world.expect_success(&server, &["config", "set", "cache-size=4MiB"]);
+    world.expect_success(&server, &["upgrade"]);
+    assert_eq!(settings(&world, &server)["cache_size"], "4MiB");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn a_server_that_is_killed_while_its_cache_changes_size_has_one_of_the_sizes_and_every_byte() {
+    let world = world_with_content();
+    for round in 0..6 {
+        let server = world.serve("reader", &["--volume", "demo=64MiB"]);
+        let reader = read_for_ever(&server);
+        let sizes: [u64; 4] = [64 << 20, 1 << 20, 16 << 20, 128 << 10];
+        let api = server.api.clone();
+        let set = |bytes: u64| {
+            let size = format!("cache-size={bytes}B");
+            let mut command = world.command(&["--api", &api, "config", "set", &size]);
+            command.stderr(std::process::Stdio::null());
+            command.stdout(std::process::Stdio::null()).spawn().unwrap()
+        };
+        let mut commands: Vec<_> = sizes.into_iter().map(set).collect();
+        // One more each round has come to its end by then.
+        for command in &mut commands[..round.min(4)] {
+            command.wait().unwrap();
+        }
+        server.kill();
+        for mut command in commands {
+            command.wait().unwrap();
+        }
+        reader.join().unwrap();
+        let found = cache_file_bytes(&world);
+        assert!(sizes.contains(&found), "{found} bytes");
+        let server = world.serve("reader", &["--volume", "demo=64MiB"]);
+        assert_eq!(cache_file_bytes(&world), found);
+        check_all(&server);
+        assert!(server.stop().success());
+    }
 }

@@ -38,7 +38,8 @@ impl Tier {
         if used > self.used {
             return wrong("bytes of chunks are not counted");
         }
-        if !self.elastic && self.used > self.capacity {
+        let is_settled = !self.elastic && self.regions.last_leaving().is_none();
+        if is_settled && self.used > self.capacity {
             return wrong("it is larger than its capacity");
         }
         match self.queues.len() == self.numbers.len() {

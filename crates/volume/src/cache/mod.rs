@@ -9,7 +9,7 @@
 //!
 //! `regions` is the space of a file, `queues` the order in which chunks leave, `tier` one file, or part of
 //! one, with both. Index blocks (`blocks`) are decoded in memory, and in the disk file have a part to
-//! themselves: without its page a cached chunk cannot be found, so no chunk may drive a page out.
+//! themselves (every eighth region): without its page a cached chunk cannot be found, so no chunk may drive a page out.
 
 pub(crate) mod blocks;
 mod invariants;
@@ -19,8 +19,8 @@ mod tier;
 
 use blkmq::io::{FileId, Pin};
 
-use self::regions::Place;
-use self::tier::Tier;
+use self::regions::{Place, REGION_BLOCKS_MIN, region_blocks};
+use self::tier::{INDEX_SHARE, Part, Shrink, Tier};
 use crate::lock::lock;
 use crate::log::layout::BLOCK_BYTES;
 use crate::object::ObjectId;
@@ -65,9 +65,27 @@ pub struct CacheUsage {
     pub disk_bytes: u64,
 }
 
+/// How far the disk file is on its way to a smaller size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheShrink {
+    /// Nothing is behind that size any more, and nothing gets there: the file may be cut.
+    Done,
+    /// More is to leave.
+    Continue,
+    /// What is to leave is being read or written.
+    Held,
+}
+
+/// How many whole regions a file of this size has.
+fn regions_of(bytes: u64, region_blocks: u32) -> u64 {
+    bytes / BLOCK_BYTES / u64::from(region_blocks)
+}
+
 /// All tiers. One lock; held for bounded memory work.
 #[derive(Debug)]
 pub(crate) struct Cache {
+    /// Blocks of a region of the disk file.
+    region_blocks: u32,
     tiers: Mutex<[Tier; 3]>,
 }
 
@@ -75,25 +93,69 @@ const MEMORY: usize = 0;
 const DISK: usize = 1;
 /// The part of the disk file that index blocks have.
 const INDEX: usize = 2;
-/// Which part that is: a page of random 4 KiB extents is a fiftieth of what it leads to, and of 64 KiB
-/// chunks a three-thousandth, but few of a page's chunks may be cached.
-const INDEX_SHARE: u64 = 8;
 
 impl Cache {
     /// A cache whose disk file is shared out between chunks and index blocks.
     pub(crate) fn new(memory_bytes: u64, disk_bytes: u64) -> Cache {
-        let index_bytes = disk_bytes / INDEX_SHARE / BLOCK_BYTES * BLOCK_BYTES;
-        Cache::with_parts(memory_bytes, disk_bytes - index_bytes, index_bytes)
+        let blocks = disk_bytes / BLOCK_BYTES;
+        let length = region_blocks(blocks, blocks / INDEX_SHARE);
+        Cache::with_parts(
+            memory_bytes,
+            disk_bytes,
+            length,
+            [Part::Chunks, Part::Index],
+        )
     }
 
-    fn with_parts(memory_bytes: u64, chunk_bytes: u64, index_bytes: u64) -> Cache {
-        let chunk_bytes = chunk_bytes / BLOCK_BYTES * BLOCK_BYTES;
+    /// `length` is that of the disk file's regions.
+    fn with_parts(memory_bytes: u64, disk_bytes: u64, length: u32, parts: [Part; 2]) -> Cache {
+        let in_memory = memory_bytes / BLOCK_BYTES;
+        let memory_length = region_blocks(in_memory, in_memory);
+        let in_memory = in_memory / u64::from(memory_length);
+        let in_file = regions_of(disk_bytes, length);
         Cache {
+            region_blocks: length,
             tiers: Mutex::new([
-                Tier::new(FileId::MEMORY, MEMORY, 0, memory_bytes),
-                Tier::new(FileId::CACHE, DISK, 0, chunk_bytes),
-                Tier::new(FileId::CACHE, INDEX, chunk_bytes, index_bytes),
+                Tier::new(
+                    FileId::MEMORY,
+                    MEMORY,
+                    Part::Whole,
+                    memory_length,
+                    in_memory,
+                ),
+                Tier::new(FileId::CACHE, DISK, parts[0], length, in_file),
+                Tier::new(FileId::CACHE, INDEX, parts[1], length, in_file),
             ]),
+        }
+    }
+
+    /// Whether the disk file's size may change: not that of one which is shorter than a region should be.
+    pub(crate) fn may_resize(&self) -> bool {
+        self.region_blocks >= REGION_BLOCKS_MIN
+    }
+
+    /// From now on the disk file has this size. If that is less than before, [`Cache::shrink`] empties what lies behind
+    /// it; nothing new gets there.
+    pub(crate) fn set_disk_bytes(&self, bytes: u64) {
+        let in_file = regions_of(bytes, self.region_blocks);
+        let mut tiers = lock(&self.tiers);
+        let forgotten = [DISK, INDEX].map(|tier| tiers[tier].set_regions(in_file));
+        drop(tiers);
+        // Tables of some megabytes: no plan waits until they are given back.
+        drop(forgotten);
+    }
+
+    /// Takes one step to the size that was set: at most one region's chunks leave.
+    pub(crate) fn shrink(&self) -> CacheShrink {
+        let mut tiers = lock(&self.tiers);
+        let steps = [DISK, INDEX].map(|tier| tiers[tier].shrink());
+        let all = |step| steps.iter().all(|one| *one == step);
+        if all(Shrink::Done) || canary::active!("shrinking_cache_is_cut_at_once") {
+            CacheShrink::Done
+        } else if steps.contains(&Shrink::Continue) {
+            CacheShrink::Continue
+        } else {
+            CacheShrink::Held
         }
     }
 

@@ -103,6 +103,12 @@ impl Queues {
         self.len
     }
 
+    /// Makes room for the names of what leaves a file of this capacity. Returns the table that it replaces, whose names are
+    /// forgotten.
+    pub(super) fn forget_left(&mut self, capacity: u64) -> GhostEntries {
+        std::mem::replace(&mut self.left, GhostEntries::new(capacity))
+    }
+
     pub(super) fn get(&self, number: u32) -> Option<&CachedChunk> {
         let piece = self.chunks.get(number as usize / PIECE_CHUNKS)?;
         piece.get(number as usize % PIECE_CHUNKS)?.as_ref()
@@ -373,7 +379,7 @@ pub(super) struct NewChunk {
 /// Chunks that left on probation, by a print of their names: a table of fixed size in which the newer
 /// overwrites the older. A wrong guess costs a place in the main queue and nothing else.
 #[derive(Debug)]
-struct GhostEntries(Box<[u32]>);
+pub(super) struct GhostEntries(Box<[u32]>);
 
 impl GhostEntries {
     /// For about as many chunks of one size, or of a quarter as many small ones, as the file holds.

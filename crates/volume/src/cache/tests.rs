@@ -1,5 +1,7 @@
 //! What the cache keeps, what it lets go, and how much work that may be.
 
+mod resize;
+
 use super::*;
 use crate::log::layout::BLOCK_BYTES;
 
@@ -8,6 +10,15 @@ fn key(n: u32) -> ChunkKey {
         pack: ObjectId::default(),
         offset: n,
     }
+}
+
+/// A cache whose disk file has chunks alone.
+fn of_chunks(memory_bytes: u64, disk_bytes: u64) -> Cache {
+    let blocks = disk_bytes / BLOCK_BYTES;
+    let length = region_blocks(blocks, blocks);
+    let mut cache = Cache::with_parts(memory_bytes, disk_bytes, length, [Part::Whole; 2]);
+    cache.tiers.get_mut().expect("nobody has it")[INDEX].set_regions(0);
+    cache
 }
 
 fn put(cache: &Cache, n: u32, bytes: u64, now: u64) {
@@ -19,7 +30,7 @@ fn put(cache: &Cache, n: u32, bytes: u64, now: u64) {
 
 #[test]
 fn the_cache_keeps_to_its_size_once_chunks_were_used() {
-    let cache = Cache::with_parts(4 * BLOCK_BYTES, 0, 0);
+    let cache = of_chunks(4 * BLOCK_BYTES, 0);
     for n in 0..100 {
         put(&cache, n, BLOCK_BYTES, 0);
         assert!(cache.find(key(n)).is_some());
@@ -30,7 +41,7 @@ fn the_cache_keeps_to_its_size_once_chunks_were_used() {
 
 #[test]
 fn what_a_waiting_read_needs_is_kept_until_it_was_used_or_is_old() {
-    let cache = Cache::with_parts(2 * BLOCK_BYTES, 0, 0);
+    let cache = of_chunks(2 * BLOCK_BYTES, 0);
     (0..8).for_each(|n| put(&cache, n, BLOCK_BYTES, 0));
     assert!(
         (0..8).all(|n| cache.find(key(n)).is_some()),
@@ -48,7 +59,7 @@ fn what_a_waiting_read_needs_is_kept_until_it_was_used_or_is_old() {
 
 #[test]
 fn a_pinned_chunk_is_not_evicted() {
-    let cache = Cache::with_parts(BLOCK_BYTES, 0, 0);
+    let cache = of_chunks(BLOCK_BYTES, 0);
     put(&cache, 0, BLOCK_BYTES, 0);
     let hit = cache.find(key(0)).expect("there");
     for n in 1..20 {
@@ -63,7 +74,7 @@ fn a_pinned_chunk_is_not_evicted() {
 
 #[test]
 fn a_second_copy_of_a_chunk_does_not_take_the_place_of_a_pinned_one() {
-    let cache = Cache::with_parts(0, 3 * BLOCK_BYTES, 0);
+    let cache = of_chunks(0, 3 * BLOCK_BYTES);
     let first = cache
         .allocate_on_disk(key(0), BLOCK_BYTES, 0)
         .expect("room");
@@ -82,7 +93,7 @@ fn a_second_copy_of_a_chunk_does_not_take_the_place_of_a_pinned_one() {
 
 #[test]
 fn the_disk_tier_never_exceeds_its_size() {
-    let cache = Cache::with_parts(0, 3 * BLOCK_BYTES, 0);
+    let cache = of_chunks(0, 3 * BLOCK_BYTES);
     for n in 0..50 {
         if let Some(allocation) = cache.allocate_on_disk(key(n), BLOCK_BYTES + 1, 0) {
             assert!(allocation.offset + 2 * BLOCK_BYTES <= 3 * BLOCK_BYTES);
@@ -121,7 +132,7 @@ fn chunks_on_disk(cache: &Cache) -> usize {
 )]
 fn one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of() {
     // 1 GiB full of chunks of one block, used at random; then chunks of other lengths come in.
-    let cache = Cache::with_parts(0, 1 << 30, 0);
+    let cache = of_chunks(0, 1 << 30);
     let mut random = fastrand::Rng::with_seed(1);
     for n in 0..600_000 {
         assert!(put_on_disk(&cache, n, 1));
@@ -179,7 +190,7 @@ impl FullDisk {
 
 #[test]
 fn a_cache_on_a_full_disk_goes_on_with_the_space_that_it_has_and_asks_for_more_after_a_while() {
-    let cache = Cache::with_parts(0, 64 << 20, 0);
+    let cache = of_chunks(0, 64 << 20);
     let mut disk = FullDisk::default();
     (0..20_000).for_each(|n| disk.write(&cache, n, 1));
     // The places of one region that were never written, each of them once.
@@ -201,7 +212,7 @@ fn a_cache_on_a_full_disk_goes_on_with_the_space_that_it_has_and_asks_for_more_a
 #[test]
 fn a_bad_place_of_the_cache_disk_is_left_out_and_all_others_are_used() {
     const BAD: u64 = 5 * BLOCK_BYTES;
-    let cache = Cache::with_parts(0, 4 << 20, 0);
+    let cache = of_chunks(0, 4 << 20);
     let mut refused = 0;
     let mut put = |n, blocks: u64, now| {
         let bytes = blocks * BLOCK_BYTES;
@@ -243,6 +254,14 @@ fn each_planted_bug_is_seen() {
         a_bad_place_of_the_cache_disk_is_left_out_and_all_others_are_used,
     );
     seen(
+        "shrinking_cache_evicts_pinned_chunks",
+        resize::a_file_of_changing_size_gives_readers_the_bytes_that_it_was_given,
+    );
+    seen(
+        "shrinking_cache_is_cut_at_once",
+        resize::a_file_of_changing_size_gives_readers_the_bytes_that_it_was_given,
+    );
+    seen(
         "refused_slot_is_given_again",
         a_cache_on_a_full_disk_goes_on_with_the_space_that_it_has_and_asks_for_more_after_a_while,
     );
@@ -250,7 +269,7 @@ fn each_planted_bug_is_seen() {
 
 #[test]
 fn a_long_scan_leaves_what_is_used_again() {
-    let cache = Cache::with_parts(0, 1 << 20, 0);
+    let cache = of_chunks(0, 1 << 20);
     // 64 chunks that are used again and again, beside as many as fit; then ten times the cache once.
     for round in 0..40 {
         (0..64).for_each(|n| {
@@ -272,7 +291,7 @@ fn a_long_scan_leaves_what_is_used_again() {
 
 #[test]
 fn a_working_set_of_another_size_of_chunks_gets_the_cache_in_the_end() {
-    let cache = Cache::with_parts(0, 4 << 20, 0);
+    let cache = of_chunks(0, 4 << 20);
     (0..2_000).for_each(|n| assert!(put_on_disk(&cache, n, 1)));
     for n in 0..400 {
         assert!(put_on_disk(&cache, 10_000 + n, 16));
@@ -287,7 +306,7 @@ fn a_working_set_of_another_size_of_chunks_gets_the_cache_in_the_end() {
 
 #[test]
 fn a_chunk_longer_than_a_region_is_kept_in_memory_and_its_space_comes_back() {
-    let cache = Cache::with_parts(1 << 20, 1 << 20, 0);
+    let cache = of_chunks(1 << 20, 1 << 20);
     assert!(cache.allocate_on_disk(key(0), 4 << 20, 0).is_none());
     for n in 0..4 {
         put(&cache, n, 4 << 20, 0);
@@ -302,10 +321,9 @@ fn a_chunk_longer_than_a_region_is_kept_in_memory_and_its_space_comes_back() {
 fn random_steps_keep_every_byte_counted_once() {
     for seed in 0..20 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let cache = Cache::with_parts(
+        let cache = of_chunks(
             random.u64(0..64) * BLOCK_BYTES,
             random.u64(0..300) * BLOCK_BYTES,
-            0,
         );
         let (mut hits, mut allocations) = (Vec::new(), Vec::new());
         for now in 0..3_000 {
@@ -339,12 +357,14 @@ fn random_steps_keep_every_byte_counted_once() {
 #[test]
 fn index_blocks_have_a_part_of_the_disk_file_that_no_chunk_enters() {
     let cache = Cache::new(0, 8 << 20);
+    let region_bytes = u64::from(cache.region_blocks) * BLOCK_BYTES;
+    let is_index = |offset: u64| offset / region_bytes % INDEX_SHARE == 1;
     let mut blocks = Vec::new();
     for n in 0..100 {
         let block = cache
             .allocate_block(key(n), 2 * BLOCK_BYTES, 0)
             .expect("room");
-        assert!(block.offset >= 7 << 20 && block.offset + 2 * BLOCK_BYTES <= 8 << 20);
+        assert!(is_index(block.offset) && block.offset + 2 * BLOCK_BYTES <= 8 << 20);
         blocks.push(block.offset);
         cache.fill(block, 0);
     }
@@ -352,7 +372,7 @@ fn index_blocks_have_a_part_of_the_disk_file_that_no_chunk_enters() {
         let chunk = cache
             .allocate_on_disk(key(n), BLOCK_BYTES, 0)
             .expect("room");
-        assert!(chunk.offset + BLOCK_BYTES <= 7 << 20);
+        assert!(!is_index(chunk.offset) && chunk.offset + BLOCK_BYTES <= 8 << 20);
         cache.fill(chunk, 0);
     }
     for n in 0..100 {

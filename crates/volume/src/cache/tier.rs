@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use blkmq::io::FileId;
 
-use super::queues::{NewChunk, Queues};
+use super::queues::{GhostEntries, NewChunk, Queues};
 use super::regions::{Class, Occupant, Place, Regions};
 use super::{CacheAllocation, ChunkKey, Hit};
 use crate::log::layout::BLOCK_BYTES;
@@ -18,6 +18,58 @@ use crate::log::layout::BLOCK_BYTES;
 const EVICTIONS_MAX: usize = 64;
 /// How long a file for which there was no space takes no more, and how long a bad place is left alone.
 const REFUSED_FOR_NS: u64 = 300_000_000_000;
+/// Of how many regions of a disk file one is for index blocks: a page of random 4 KiB extents is a fiftieth of what it
+/// leads to, and of 64 KiB chunks a three-thousandth, but few of a page's chunks may be cached.
+pub(super) const INDEX_SHARE: u64 = 8;
+/// Which of them: not the first, so that the smallest file has chunks.
+const INDEX_REGION: u64 = 1;
+
+/// Which regions of a file are a tier's. The parts are interleaved, so that both grow and shrink with the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of them.
+    Whole,
+    Chunks,
+    Index,
+}
+
+impl Part {
+    /// How many there are in a file that has so many regions.
+    pub(super) fn regions_of(self, in_file: u64) -> u32 {
+        let index = (in_file + INDEX_SHARE - 1 - INDEX_REGION) / INDEX_SHARE;
+        let regions = match self {
+            Part::Whole => in_file,
+            Part::Chunks => in_file - index,
+            Part::Index => index,
+        };
+        u32::try_from(regions).unwrap_or(u32::MAX)
+    }
+
+    /// Which region of the file a tier's region is.
+    fn in_file(self, region: u32) -> u64 {
+        let region = u64::from(region);
+        match self {
+            Part::Whole => region,
+            Part::Index => region * INDEX_SHARE + INDEX_REGION,
+            Part::Chunks => {
+                let (row, at) = (region / (INDEX_SHARE - 1), region % (INDEX_SHARE - 1));
+                row * INDEX_SHARE + at + u64::from(at >= INDEX_REGION)
+            }
+        }
+    }
+}
+
+/// How far a tier is on its way to fewer regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Shrink {
+    /// Nothing is there any more.
+    Done,
+    /// More is to go.
+    Continue,
+    /// What is to go is being read or written.
+    Held,
+}
+
 /// Regions looked at, of how many classes, before one is taken from its chunks.
 const REGION_LOOKS_MAX: usize = 4;
 const CLASS_LOOKS_MAX: usize = 3;
@@ -27,8 +79,8 @@ pub(super) struct Tier {
     pub(super) file: FileId,
     /// Which of the cache's tiers this is.
     number: usize,
-    /// Where its part of the file begins.
-    base: u64,
+    /// Its part of the file.
+    part: Part,
     pub(super) capacity: u64,
     /// May grow beyond its capacity where all that is in it is held.
     pub(super) elastic: bool,
@@ -49,15 +101,18 @@ pub(super) struct Tier {
 }
 
 impl Tier {
-    /// A tier in the part of a file that begins at `base`. The memory file may grow.
-    pub(super) fn new(file: FileId, number: usize, base: u64, capacity: u64) -> Tier {
+    /// A tier in a part of a file that has so many regions of this length. The memory file may grow.
+    pub(super) fn new(file: FileId, number: usize, part: Part, length: u32, in_file: u64) -> Tier {
+        let elastic = file == FileId::MEMORY;
+        let regions = Regions::new(length, part.regions_of(in_file), elastic);
+        let capacity = regions.capacity();
         Tier {
             file,
             number,
-            base,
+            part,
             capacity,
-            elastic: file == FileId::MEMORY,
-            regions: Regions::new(capacity),
+            elastic,
+            regions,
             queues: Queues::new(capacity),
             numbers: BTreeMap::new(),
             used: 0,
@@ -68,13 +123,73 @@ impl Tier {
         }
     }
 
+    /// From now on the file has so many regions. Returns what is to be dropped without the lock.
+    pub(super) fn set_regions(&mut self, in_file: u64) -> Option<GhostEntries> {
+        let is_larger = self.part.regions_of(in_file) > self.regions.regions_max();
+        self.regions.set_max(self.part.regions_of(in_file));
+        self.capacity = self.regions.capacity();
+        is_larger.then(|| self.queues.forget_left(self.capacity))
+    }
+
+    /// Empties the last of the regions that leave. What is held there is found no more, so that it is not held for ever.
+    pub(super) fn shrink(&mut self) -> Shrink {
+        let leaves = |place: &Place| self.regions.leaves(place.region);
+        let is_refused = |(place, _): &(Place, u64)| leaves(place);
+        let left_alone: Vec<_> = self.refused.extract_if(.., |it| is_refused(it)).collect();
+        let (bad, rest) = std::mem::take(&mut self.bad)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|(_, place, _)| leaves(place));
+        self.bad = rest;
+        let bad = bad.into_iter().map(|(_, place, bytes)| (place, bytes));
+        for (place, bytes) in left_alone.into_iter().chain(bad) {
+            self.free(place, bytes);
+        }
+        for _ in 0..EVICTIONS_MAX {
+            let Some(last) = self.regions.last_leaving() else {
+                return Shrink::Done;
+            };
+            if self.regions.remove_last() {
+                continue;
+            }
+            return match self.empty_region(last) {
+                true => Shrink::Continue,
+                false => Shrink::Held,
+            };
+        }
+        Shrink::Continue
+    }
+
+    /// Evicts all chunks of a region that may go; whether those were all.
+    fn empty_region(&mut self, region: u32) -> bool {
+        let mut is_empty = true;
+        for occupant in self.regions.occupants(region).to_vec() {
+            match occupant {
+                Occupant::Free => {}
+                Occupant::Promised => is_empty = false,
+                Occupant::Chunk(number) if self.is_kept_for_a_reader(number) => {
+                    is_empty = false;
+                    if let Some(chunk) = self.queues.get_mut(number) {
+                        chunk.damaged = true;
+                    }
+                }
+                Occupant::Chunk(number) => drop(self.remove(number)),
+            }
+        }
+        is_empty
+    }
+
+    fn is_kept_for_a_reader(&self, number: u32) -> bool {
+        // Nothing of a disk file is fresh, so the time does not matter.
+        self.queues.is_held(number, 0) && !canary::active!("shrinking_cache_evicts_pinned_chunks")
+    }
+
     /// Finds a chunk, counts the use and pins it.
     pub(super) fn find(&mut self, key: ChunkKey) -> Option<Hit> {
         let number = *self.numbers.get(&key)?;
         let chunk = self.queues.get(number).filter(|chunk| !chunk.damaged)?;
         let hit = Hit {
             file: self.file,
-            offset: self.base + self.regions.offset(chunk.place),
+            offset: self.offset(chunk.place),
             pin: chunk.pins.pin(),
         };
         self.queues.count_use(number);
@@ -110,6 +225,10 @@ impl Tier {
         chunk.is_some_and(|chunk| !std::mem::replace(&mut chunk.damaged, true))
     }
 
+    fn offset(&self, place: Place) -> u64 {
+        self.regions.offset(place, self.part.in_file(place.region))
+    }
+
     /// Promises a slot for a chunk, evicting as needed.
     pub(super) fn allocate(
         &mut self,
@@ -130,7 +249,7 @@ impl Tier {
         self.used += bytes.next_multiple_of(BLOCK_BYTES);
         Some(CacheAllocation {
             key,
-            offset: self.base + self.regions.offset(place),
+            offset: self.offset(place),
             bytes,
             place,
             tier: self.number,

@@ -49,13 +49,15 @@ pub(crate) enum ConfigCommand {
     /// Change settings of the server that runs, until it ends: what it starts with is in its configuration.
     #[command(after_help = "Examples:\n  \
         firn config set rpo=10s slow-request=250ms\n  \
+        firn config set cache-size=200GiB         the read cache keeps what it has, as far as that fits\n  \
         firn config set compact=10m               and compact=off when it has done enough\n  \
         firn config set snapshot-schedule=demo=1h,keep=24 snapshot-schedule=demo=24h,keep=7\n  \
         firn config set snapshot-schedule=        none; snapshots that were taken stay\n\n\
         An upgrade (`firn upgrade`) keeps them, except where the configuration has another value than before.\n\
-        Write there what is to stay after a stop.")]
+        Write there what is to stay after a stop. A cache-size that is not there stays, for it is that of the file.\n\
+        The size of the log is fixed: `firn rescue log --log-size SIZE` makes it anew, with the server stopped.")]
     Set {
-        /// rpo, slow-request, trash-keep (times), gc, compact (times or off), or snapshot-schedule, which may be given several times and
+        /// rpo, slow-request, trash-keep (times), gc, compact (times or off), cache-size, or snapshot-schedule, which may be given several times and
         /// replaces all that there are.
         #[arg(required = true, value_name = "NAME=VALUE")]
         settings: Vec<String>,

@@ -138,8 +138,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", hide = true)]
     pub(crate) segment_size: Option<Size>,
 
-    /// Size of the read cache, which takes space as it fills. Fixed when the cache directory is created.
-    /// [default: a quarter of what is free there, 16MiB to 4GiB]
+    /// Size of the read cache, which takes space as it fills. Without it a cache keeps the size that it has; with it one of
+    /// another size begins empty. `firn config set cache-size=SIZE` changes it while the server runs.
+    /// [default of a new one: a quarter of what is free there, 16MiB to 4GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache_size: Option<Size>,
 

@@ -17,13 +17,14 @@ use crate::model::{ChangeSettings, ChangeableSettings};
 const PATH: &str = "/v1/settings";
 
 /// The names of what may change.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "rpo",
     "slow-request",
     "gc",
     "compact",
     "snapshot-schedule",
     "trash-keep",
+    "cache-size",
 ];
 
 pub(super) fn get(api: &ApiArgs, json: bool) -> Result<()> {
@@ -43,8 +44,13 @@ fn print(json: bool, settings: &ChangeableSettings) -> Result<()> {
     let schedules = Value::from(settings.snapshot_schedule.clone());
     output::line(&format!(
         "rpo = \"{}\"\nslow-request = \"{}\"\ngc = \"{}\"\ncompact = \"{}\"\nsnapshot-schedule = {schedules}\n\
-         trash-keep = \"{}\"",
-        settings.rpo, settings.slow_request, settings.gc, settings.compact, settings.trash_keep
+         trash-keep = \"{}\"\ncache-size = \"{}\"",
+        settings.rpo,
+        settings.slow_request,
+        settings.gc,
+        settings.compact,
+        settings.trash_keep,
+        settings.cache_size
     ))
 }
 
@@ -61,6 +67,7 @@ fn parse(given: &[String], all: &[String]) -> Result<ChangeSettings> {
             "slow-request" => put(&mut change.slow_request, name, value)?,
             "trash-keep" => put(&mut change.trash_keep, name, value)?,
             "gc" => put(&mut change.gc, name, value)?,
+            "cache-size" => put(&mut change.cache_size, name, value)?,
             "compact" => put(&mut change.compact, name, value)?,
             "snapshot-schedule" => {
                 let schedules = change.snapshot_schedule.get_or_insert_default();
@@ -85,6 +92,13 @@ fn put<T: FromStr<Err = String>>(slot: &mut Option<T>, name: &str, value: &str) 
 }
 
 fn unknown(name: &str, all: &[String]) -> Failure {
+    if name == "log-size" {
+        return usage(
+            "the log has a fixed size: where its parts are follows from it. Stop the server, and make the log anew with \
+             `firn rescue log --log-size SIZE`, which brings all that it holds to the store first"
+                .to_owned(),
+        );
+    }
     if all.iter().any(|other| other == name) {
         return usage(format!(
             "{name} cannot change while the server runs; change its configuration and restart it, or \
@@ -143,6 +157,8 @@ mod tests {
             (&["rpo=soon"], "write one like 30s"),
             (&["rpo=1s", "rpo=2s"], "twice"),
             (&["store=/x"], "restart it"),
+            (&["log-size=2GiB"], "firn rescue log --log-size"),
+            (&["cache-size=2"], "has no unit"),
             (&["slow-requests=1s"], "did you mean slow-request?"),
         ] {
             let error = parsed(given).unwrap_err();

@@ -1,0 +1,81 @@
+//! The size of the read cache, changed while it is used.
+//!
+//! Owns the order of the steps: a file becomes longer before the engine uses what it got, and is cut when nothing is
+//! left there. So whenever the process dies, the file is as long as all that was read or written in it, and the next
+//! server, to whom its content means nothing, finds it with the old size or with the new one.
+
+use std::time::{Duration, Instant};
+
+use volume::{CacheShrink, Host};
+
+use super::ControlPlane;
+use crate::failure::{Failure, FailureCode, Result};
+use crate::units::Size;
+
+/// How long what is to go may be read or written: longer than a disk's own time-out.
+const HELD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// From one look at what is held to the next.
+const HELD_DELAY: Duration = Duration::from_millis(5);
+
+impl ControlPlane {
+    /// Gives the read cache another size. It keeps what it holds, as far as that fits.
+    pub(super) async fn resize_cache(&self, from: Size, to: Size) -> Result<()> {
+        if from == to {
+            return Ok(());
+        }
+        let (host, file) = (self.host.clone(), self.cache_file.clone());
+        let resized = tokio::task::spawn_blocking(move || {
+            if to > from {
+                file.lengthen(from, to)?;
+                return tell(&host, from, to).inspect_err(|_| drop(file.cut(from)));
+            }
+            tell(&host, from, to)?;
+            let cut = shrink(&host).and_then(|()| file.cut(to));
+            cut.inspect_err(|_| {
+                // The file has its old size still.
+                let _ = host.set_cache_bytes(from.0);
+            })
+        });
+        resized
+            .await
+            .map_err(|error| Failure::internal(format!("resizing the read cache: {error}")))??;
+        tracing::info!(%from, %to, "the read cache has another size");
+        Ok(())
+    }
+}
+
+fn tell(host: &Host, from: Size, to: Size) -> Result<()> {
+    if host.set_cache_bytes(to.0) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        FailureCode::NotReady,
+        format!(
+            "the size of the read cache cannot change now: the log is still recovered, or the cache was made too small \
+             for that, with {from}; try again when the server is ready, or start it with --cache-size {to}"
+        ),
+    ))
+}
+
+/// Waits until nothing is left behind the new end of the file.
+fn shrink(host: &Host) -> Result<()> {
+    let mut held_since = None;
+    loop {
+        match host.shrink_cache() {
+            CacheShrink::Done => return Ok(()),
+            CacheShrink::Continue => held_since = None,
+            CacheShrink::Held => {
+                let since: Instant = *held_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= HELD_TIMEOUT {
+                    return Err(Failure::new(
+                        FailureCode::NotReady,
+                        "the read cache keeps its size: what is to leave has been read or written for a minute; look \
+                         for a slow disk in the kernel log, and set cache-size again",
+                    ));
+                }
+                std::thread::sleep(HELD_DELAY);
+            }
+        }
+    }
+}
