@@ -46,6 +46,8 @@ systemctl start firn.service || fail 'it does not start'
 [ "$(systemctl show -p StatusText --value firn.service)" = serving ] || fail 'it does not say that it serves'
 [ "$(status_of NoNewPrivs)" = 1 ] || fail 'it may gain privileges'
 [ "$(status_of Seccomp)" = 2 ] || fail 'no system call is refused'
+journalctl -u firn.service --no-pager | grep -q 'out of its reach (Landlock)\|the kernel has no Landlock' \
+    || fail 'it reaches all files of its user, and the kernel is not the reason'
 # CAP_SYS_ADMIN (21), CAP_SYS_RESOURCE (24), CAP_MKNOD (27), as far as this machine has them.
 [ $((0x$(status_of CapBnd) & ~0x9200000)) = 0 ] || fail "capabilities $(status_of CapBnd)"
 # What computes in the background is nicer by 10 than what serves.

@@ -12,7 +12,7 @@ use nbd::server::{Listen, ListenError};
 
 use crate::access::Role;
 use crate::api_address::{ApiAddress, SOCKET_DEFAULT, TOKENS_DEFAULT};
-use crate::cli::args::{LogIo, NewVolume, OpenListener, ServeArgs, SnapshotSchedule};
+use crate::cli::args::{LogIo, NewVolume, OpenListener, Sandbox, ServeArgs, SnapshotSchedule};
 use crate::failure::{Failure, Result};
 use crate::frontends::nbd_access::NbdTls;
 use crate::local_files::ring_dir;
@@ -120,6 +120,9 @@ pub(crate) struct Settings {
     pub(crate) free_bytes: Option<u64>,
     pub(crate) ring_dir: PathBuf,
     pub(crate) log_io: LogIo,
+    pub(crate) sandbox: Sandbox,
+    /// The file with these settings.
+    pub(crate) file: Option<PathBuf>,
     /// Requests that take as long as this are logged.
     pub(crate) slow_request: Duration,
     pub(crate) single_writer: bool,
@@ -222,6 +225,8 @@ impl Settings {
                 .unwrap_or_else(|| ring_dir::choose(&cache)),
             free_bytes: free_bytes(&cache),
             cache,
+            sandbox: flags.sandbox.or(file.sandbox).unwrap_or(Sandbox::Off),
+            file: flags.config,
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
             slow_request: time_or(
                 flags.slow_request.or(file.slow_request),

@@ -95,6 +95,8 @@ failure_codes! {
         "Use --log-io auto or buffered, or another file system.";
     NoPermission, "no-permission", 500, FAILED, "A local file or address may not be used",
         "Check the owner and mode of the directory, or choose another.";
+    NoSandbox, "no-sandbox", 500, FAILED, "The server cannot restrict itself",
+        "Use a kernel with Landlock, or --sandbox auto.";
     NoSuchMethod, "no-such-method", 405, FAILED, "The path does not take this method",
         "See /v1/openapi.json.";
     NoSuchPath, "no-such-path", 404, FAILED, "There is nothing at this path",

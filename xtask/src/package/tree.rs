@@ -26,13 +26,14 @@ const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 const CONFIGURATION: &str = "/etc/default/firn\n/etc/firn/firn.toml\n";
 
 /// How the packaged server differs from one without configuration.
-const SETTINGS: [&str; 6] = [
+const SETTINGS: [&str; 7] = [
     "--store=/var/lib/firn/store",
     "--cache=/var/lib/firn/cache",
     "--api-tokens=/var/lib/firn/tokens",
     "--ring-dir=/run/firn",
     "--nbd=unix:/run/firn/nbd.sock",
     "--api=unix:/run/firn/api.sock",
+    "--sandbox=auto",
 ];
 
 /// A package to be written.

@@ -12,6 +12,7 @@ mod handover;
 mod messages;
 mod process;
 mod rescue_log;
+mod sandbox;
 mod service_manager;
 
 use std::sync::Arc;
@@ -70,6 +71,10 @@ enum Ending {
 pub(crate) fn serve(settings: Settings, mut incoming: Incoming) -> Result<()> {
     abort_on_panic_under_locks();
     incoming.lacks_memory = process::prepare(incoming.takes_over());
+    if !incoming.takes_over() {
+        // What the program before gave up, this one does not have.
+        sandbox::enter(&settings)?;
+    }
     let _lines = log_lines::write_by_a_thread();
     let manager = Arc::new(ServiceManager::of_environment());
     incoming.keep_alive(&manager);
@@ -387,7 +392,11 @@ async fn prepare_upgrade(
     let own = settings.clone();
     let checked = tokio::task::spawn_blocking(move || {
         let program = program.map_or_else(handover::own_program, Ok)?;
-        handover::check_program(&program, &own, timeout)
+        let checked = handover::check_program(&program, &own, timeout);
+        checked.map_err(|failure| match sandbox::describe_refusal(&own, &program) {
+            Some(why) => Failure::new(failure.code, format!("{}; {why}", failure.detail)),
+            None => failure,
+        })
     });
     let checked = checked
         .await

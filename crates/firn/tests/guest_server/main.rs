@@ -15,6 +15,7 @@ mod guest_nfs;
 mod guest_power;
 mod guest_promises;
 mod guest_races;
+mod guest_sandbox;
 mod guest_swap;
 mod guest_upgrade;
 mod guest_volume;

@@ -32,6 +32,7 @@ mod removed_objects;
 mod rescue;
 mod rescue_log;
 mod resumed_imports;
+mod sandbox;
 mod schedules;
 mod serve;
 mod settings;

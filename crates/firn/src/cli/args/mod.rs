@@ -34,7 +34,7 @@ pub(crate) use list::ListArgs;
 pub(crate) use points::{ForkArgs, SnapshotCommand};
 pub(crate) use rescue::{RescueCommand, RescueLogArgs};
 pub(crate) use schedule::SnapshotSchedule;
-pub(crate) use serve::{LogIo, NewVolume, OpenListener, ServeArgs};
+pub(crate) use serve::{LogIo, NewVolume, OpenListener, Sandbox, ServeArgs};
 pub(crate) use transfer::{CloneArgs, ExportArgs, ImageFormat, ImportArgs};
 pub(crate) use trash::TrashCommand;
 pub(crate) use upgrade::UpgradeArgs;

@@ -144,6 +144,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache_size: Option<Size>,
 
+    /// Give up, for good, access to all files but those that these settings name and what a program of the system needs: the
+    /// kernel refuses the rest (Landlock). A program for `firn upgrade` has to be below /usr or /opt, or in the directory of the
+    /// one that runs; settings that name other files take a stop and a start. [default: off; auto in the package]
+    #[arg(long, value_name = "MODE")]
+    pub(crate) sandbox: Option<Sandbox>,
+
     /// Directory in memory (tmpfs) for the index rings, by which completed writes survive the death
     /// of the process. [default: where this cache directory's rings are, else /run/firn if that can be
     /// used, else /dev/shm, from which systemd removes an ordinary user's files at logout]
@@ -187,6 +193,18 @@ pub(crate) enum OpenListener {
     Api,
     /// NBD beyond the loopback address.
     Nbd,
+}
+
+/// Whether the server gives up access to files that it does not need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Sandbox {
+    /// Where the kernel has Landlock.
+    Auto,
+    /// It keeps what its user may do.
+    Off,
+    /// An error where the kernel does not have it.
+    Require,
 }
 
 /// How the log file is read and written.

@@ -162,6 +162,7 @@ fn default_of(name: &str, settings: &Settings) -> Option<Value> {
         "log-size" => crate::units::Size(settings.new_log_bytes()).to_string(),
         "cache-size" => crate::units::Size(settings.new_cache_bytes()).to_string(),
         "log-io" => "auto".to_owned(),
+        "sandbox" => "off".to_owned(),
         "single-writer" | "nbd-tls-required" => return Some(Value::Bool(false)),
         "nbd" => {
             let addresses = settings.nbd.iter();

@@ -1,0 +1,316 @@
+//! Gives up access to files that the server does not need, by the kernel's Landlock.
+//!
+//! Owns the list of what it needs. What is given up is so for good, also for the programs that take this one's place in
+//! upgrades: they run in the same process. So it lists directories, which last, and not files, which are replaced. Must be
+//! called before the first thread starts: the kernel restricts the thread that asks, and those that it starts.
+
+use std::env;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
+};
+
+use super::handover;
+use crate::cli::args::Sandbox;
+use crate::config::{ApiListen, Settings};
+use crate::failure::{Failure, FailureCode, Result};
+
+/// The newest rights to files that are given up. What an older kernel does not know stays as it is.
+const RIGHTS: ABI = ABI::V5;
+
+/// Programs and what they load. A package replaces files there, and a new program is executed from there.
+const PROGRAMS: [&str; 6] = ["/usr", "/opt", "/bin", "/sbin", "/lib", "/lib64"];
+
+/// What a program of the system reads: names, certificates, the time zone, and itself. In /etc files are replaced by
+/// others of their name, so single ones cannot be listed.
+const SYSTEM: [&str; 7] = [
+    "/etc",
+    "/proc",
+    "/sys",
+    "/run/systemd/resolve",
+    "/run/resolvconf",
+    "/run/NetworkManager",
+    "/run/nscd",
+];
+
+/// Files of credentials and certificates that are named by the environment, and read again when they are replaced.
+const FILE_VARIABLES: [&str; 10] = [
+    "AWS_CA_BUNDLE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_CONFIG_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "SSL_CERT_FILE",
+];
+
+/// Where such files are when nothing names them, below the home directory.
+const HOME_DIRS: [&str; 3] = [".aws", ".azure", ".config/gcloud"];
+
+/// What may be done below a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Right {
+    Read,
+    ReadAndExecute,
+    /// Files and sockets, of the server's own.
+    Write,
+    /// The same, and nodes: disks come and go.
+    WriteDevices,
+}
+
+impl Right {
+    fn access(self) -> BitFlags<AccessFs> {
+        let read = AccessFs::ReadFile | AccessFs::ReadDir;
+        let all = AccessFs::from_all(RIGHTS) & !BitFlags::from(AccessFs::Execute);
+        let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
+        match self {
+            Right::Read => read,
+            Right::ReadAndExecute => read | AccessFs::Execute,
+            Right::Write => all & !devices,
+            Right::WriteDevices => all,
+        }
+    }
+}
+
+/// Restricts this process as the settings say.
+pub(super) fn enter(settings: &Settings) -> Result<()> {
+    if settings.sandbox == Sandbox::Off {
+        return Ok(());
+    }
+    make_missing(settings);
+    let needed = needed(settings);
+    let why = match restrict(&needed) {
+        Ok(true) => {
+            tracing::info!(
+                directories = needed.len(),
+                "files that the server does not need are out of its reach (Landlock)"
+            );
+            return Ok(());
+        }
+        Ok(false) => "the kernel has no Landlock, or it is switched off".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    if settings.sandbox == Sandbox::Require {
+        return Err(Failure::new(
+            FailureCode::NoSandbox,
+            format!(
+                "the server cannot restrict itself, as --sandbox require says: {why}; Landlock is there since Linux 5.19, \
+                 unless lsm= on the kernel's command line leaves it out"
+            ),
+        ));
+    }
+    tracing::warn!(why, "the server keeps access to all files of its user");
+    Ok(())
+}
+
+/// Whether it was done: not by a kernel that lacks what the server needs.
+fn restrict(needed: &[(PathBuf, Right)]) -> std::result::Result<bool, RulesetError> {
+    // Without this one the kernel refuses all renames from one directory to another.
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::Refer);
+    let Ok(ruleset) = ruleset else {
+        return Ok(false);
+    };
+    let mut rules = ruleset
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(RIGHTS))?
+        .create()?;
+    for (dir, right) in needed {
+        // What is not there cannot be reached, nor made.
+        if let Ok(dir) = PathFd::new(dir) {
+            rules = rules.add_rule(PathBeneath::new(dir, right.access()))?;
+        }
+    }
+    let status = rules.restrict_self()?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// The directories that a server with these settings needs.
+fn needed(settings: &Settings) -> Vec<(PathBuf, Right)> {
+    let mut all = Vec::new();
+    let mut add = |dir: PathBuf, right| all.push((dir, right));
+    for dir in program_dirs() {
+        add(dir, Right::ReadAndExecute);
+    }
+    for dir in SYSTEM {
+        add(dir.into(), Right::Read);
+    }
+    add("/dev".into(), Right::WriteDevices);
+    for socket in socket_paths(settings) {
+        add(parent(&socket), Right::Write);
+    }
+    add(settings.cache.clone(), Right::Write);
+    add(settings.ring_dir.clone(), Right::Write);
+    if has_tokens(settings) {
+        add(settings.api.tokens.clone(), Right::Write);
+    }
+    if let Some(store) = store_dir(&settings.store) {
+        add(store, Right::Write);
+    }
+    if let Some(tls) = &settings.nbd_tls {
+        add(tls.dir.clone(), Right::Read);
+        if let Some(list) = &tls.access {
+            add(parent(list), Right::Read);
+        }
+    }
+    if let Some(file) = &settings.file {
+        add(parent(file), Right::Read);
+    }
+    for file in FILE_VARIABLES.iter().filter_map(env::var_os) {
+        add(parent(Path::new(&file)), Right::Read);
+    }
+    if let Some(dir) = env::var_os("SSL_CERT_DIR") {
+        add(dir.into(), Right::Read);
+    }
+    if let Some(home) = env::var_os("HOME") {
+        for dir in HOME_DIRS {
+            add(Path::new(&home).join(dir), Right::Read);
+        }
+    }
+    all
+}
+
+/// Where a program may be that takes this one's place.
+fn program_dirs() -> Vec<PathBuf> {
+    let own = handover::own_program().ok();
+    let own = own.and_then(|own| own.parent().map(Path::to_owned));
+    PROGRAMS.iter().map(PathBuf::from).chain(own).collect()
+}
+
+/// Why the kernel refuses a program, if that is the reason.
+pub(super) fn describe_refusal(settings: &Settings, program: &Path) -> Option<String> {
+    let is_within = |dir: PathBuf| program.starts_with(dir);
+    let is_likely = settings.sandbox != Sandbox::Off && !program_dirs().into_iter().any(is_within);
+    is_likely.then(|| {
+        "this server was started with --sandbox: a new program has to be below /usr or /opt, or in the directory of the \
+         one that runs"
+            .to_owned()
+    })
+}
+
+fn socket_paths(settings: &Settings) -> Vec<PathBuf> {
+    let api = settings
+        .api
+        .listen
+        .iter()
+        .filter_map(|listen| match listen {
+            ApiListen::Unix(path) => Some(path.clone()),
+            ApiListen::Tcp(_) => None,
+        });
+    let nbd = settings.nbd.iter().filter_map(|listen| match listen {
+        nbd::server::Listen::Unix(path) => Some(path.clone()),
+        nbd::server::Listen::Tcp(_) => None,
+    });
+    api.chain(nbd).collect()
+}
+
+/// The directory that is the store, if it is one.
+fn store_dir(url: &str) -> Option<PathBuf> {
+    match url.strip_prefix("file://") {
+        Some(path) => Some(path.into()),
+        None => (!url.contains("://")).then(|| url.into()),
+    }
+}
+
+/// Where a file is. One named without a directory is in this one.
+fn parent(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(dir) if dir.as_os_str().is_empty() => ".".into(),
+        Some(dir) => dir.to_owned(),
+        None => "/".into(),
+    }
+}
+
+fn has_tokens(settings: &Settings) -> bool {
+    let mut listens = settings.api.listen.iter();
+    !settings.api.insecure && listens.any(|listen| matches!(listen, ApiListen::Tcp(_)))
+}
+
+/// The server makes its directories as it comes to need them, with these modes; here that is too late. An error shows
+/// when it does.
+fn make_missing(settings: &Settings) {
+    let sockets = socket_paths(settings).into_iter();
+    let sockets = sockets.map(|socket| (parent(&socket), 0o755));
+    let own = [&settings.cache, &settings.ring_dir].map(|dir| (dir.clone(), 0o700));
+    let tokens = has_tokens(settings).then(|| (settings.api.tokens.clone(), 0o700));
+    let store = store_dir(&settings.store).map(|dir| (dir, 0o777));
+    for (dir, mode) in sockets.chain(own).chain(tokens).chain(store) {
+        let _ = DirBuilder::new().recursive(true).mode(mode).create(dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::ServeArgs;
+
+    fn settings_in(dir: &Path) -> Settings {
+        let flags = ServeArgs {
+            cache: Some(dir.join("cache")),
+            store: Some(dir.join("store").display().to_string()),
+            ring_dir: Some(dir.join("rings")),
+            api_tokens: Some(dir.join("tokens")),
+            nbd: vec![format!("unix:{}", dir.join("nbd/socket").display())],
+            sandbox: Some(Sandbox::Require),
+            ..ServeArgs::default()
+        };
+        let api = format!("unix:{}", dir.join("api/socket").display());
+        Settings::new(&[api, "127.0.0.1:0".to_owned()], flags).unwrap()
+    }
+
+    /// The kernel restricts a thread, so that the tests beside it go on.
+    #[test]
+    fn the_server_reaches_what_its_settings_name_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = tempfile::tempdir().unwrap();
+        std::fs::write(other.path().join("secret"), "of somebody else").unwrap();
+        let settings = settings_in(dir.path());
+        let restricted = std::thread::spawn(move || {
+            if let Err(failure) = enter(&settings) {
+                println!("skipped: {failure}");
+                return;
+            }
+            for own in ["cache", "store", "rings", "tokens", "nbd", "api"] {
+                let folder = dir.path().join(own).join("folder");
+                std::fs::create_dir(&folder).unwrap();
+                std::fs::write(folder.join("new"), "content").unwrap();
+                let renamed = dir.path().join(own).join("file");
+                std::fs::rename(folder.join("new"), &renamed).unwrap();
+                assert_eq!(std::fs::read(&renamed).unwrap(), b"content", "{own}");
+            }
+            for read in ["/proc/meminfo", "/etc/passwd", "/dev/null"] {
+                std::fs::read(read).unwrap_or_else(|error| panic!("{read}: {error}"));
+            }
+            let is_refused =
+                |error: std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+            let secret = other.path().join("secret");
+            assert!(std::fs::read(&secret).is_err_and(is_refused));
+            assert!(std::fs::read_dir(other.path()).is_err_and(is_refused));
+            assert!(std::fs::write(other.path().join("new"), "").is_err_and(is_refused));
+            assert!(std::fs::remove_file(&secret).is_err_and(is_refused));
+            assert!(std::fs::write("/etc/firn-was-here", "").is_err_and(is_refused));
+            assert!(std::fs::write(dir.path().join("beside"), "").is_err_and(is_refused));
+        });
+        restricted.join().unwrap();
+    }
+
+    #[test]
+    fn what_lies_beside_a_named_file_is_reached_and_a_bucket_is_no_directory() {
+        assert_eq!(store_dir("./a/store"), Some("./a/store".into()));
+        assert_eq!(store_dir("file:///srv/x"), Some("/srv/x".into()));
+        assert_eq!(store_dir("s3://bucket/x"), None);
+        assert_eq!(parent(Path::new("firn.toml")), Path::new("."));
+        assert_eq!(
+            parent(Path::new("/etc/firn/firn.toml")),
+            Path::new("/etc/firn")
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! `firn serve --sandbox` on a kernel with Landlock, and on one without.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use crate::common::{World, message};
+
+fn said(world: &World) -> String {
+    fs::read_to_string(world.path("cache.stderr")).unwrap()
+}
+
+#[test]
+fn a_server_that_cannot_restrict_itself_says_so_once_and_goes_on_unless_it_must() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--sandbox", "auto"]);
+    world.expect_success(&server, &["upgrade"]);
+    let mut client = server.connect("demo");
+    client.write(0, &[7; 4096]).unwrap();
+    client.flush().unwrap();
+    drop(client);
+    let is_restricted = said(&world).contains("are out of its reach (Landlock)");
+    let warned = said(&world).matches("keeps access to all files").count();
+    assert_eq!(warned, usize::from(!is_restricted), "{}", said(&world));
+    assert!(server.stop().success());
+    if !is_restricted {
+        let refused = world.expect_refusal("cache", &["--sandbox", "require"]);
+        assert!(refused.contains("the kernel has no Landlock"), "{refused}");
+    }
+}
+
+/// A copy of the program that takes the place of what is there, as a package's.
+fn install(world: &World, dir: &str) -> String {
+    let dir = world.path(dir);
+    fs::create_dir_all(&dir).unwrap();
+    let unpacked = dir.join("firn.dpkg-new");
+    fs::copy(env!("CARGO_BIN_EXE_firn"), &unpacked).unwrap();
+    fs::set_permissions(&unpacked, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.join("firn");
+    fs::rename(&unpacked, &program).unwrap();
+    program.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_restricted_server_is_upgraded_where_it_is_and_runs_no_program_from_elsewhere() {
+    let world = World::new();
+    let (program, elsewhere) = (install(&world, "bin"), install(&world, "elsewhere"));
+    let args = [
+        "--volume",
+        "demo=64MiB",
+        "--sandbox",
+        "auto",
+        "--api",
+        "unix:api.sock",
+    ];
+    let server = world.serve_as("cache", &args, |command| {
+        let mut own = Command::new(&program);
+        own.args(command.get_args());
+        own.current_dir(command.get_current_dir().unwrap());
+        *command = own;
+    });
+    if !said(&world).contains("are out of its reach (Landlock)") {
+        println!("skipped: the kernel has no Landlock");
+        return;
+    }
+    let mut client = server.connect("demo");
+    client.write(0, &[7; 4096]).unwrap();
+    // More of them than there may be restrictions one on another.
+    for _ in 0..20 {
+        install(&world, "bin");
+        world.expect_success(&server, &["upgrade"]);
+        assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
+    }
+    let refused = world.run(&server, &["upgrade", "--program", &elsewhere]);
+    let refused = message(&refused);
+    assert!(refused.contains("ermission denied"), "{refused}");
+    assert!(refused.contains("below /usr or /opt"), "{refused}");
+    world.expect_success(
+        &server,
+        &["snapshot", "create", "demo@one", "--wait", "store"],
+    );
+    world.expect_success(&server, &["fork", "demo@one", "child"]);
+    world.expect_success(&server, &["volume", "delete", "child"]);
+    drop(client);
+    assert!(server.stop().success());
+}
+
+#[test]
+fn nothing_is_given_up_by_a_server_that_was_not_told_to() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB"]);
+    assert!(server.stop().success());
+    assert!(!said(&world).contains("Landlock"), "{}", said(&world));
+}
