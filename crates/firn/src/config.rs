@@ -16,6 +16,7 @@ use crate::cli::args::{LogIo, NewVolume, OpenListener, Sandbox, ServeArgs, Snaps
 use crate::failure::{Failure, Result};
 use crate::frontends::nbd_access::NbdTls;
 use crate::local_files::ring_dir;
+use crate::spans;
 use crate::store_faults::StoreFaultPlan;
 use crate::units::{Interval, Size, TimeSpan};
 
@@ -120,6 +121,8 @@ pub(crate) struct Settings {
     pub(crate) free_bytes: Option<u64>,
     pub(crate) ring_dir: PathBuf,
     pub(crate) log_io: LogIo,
+    /// Where spans go, if anywhere.
+    pub(crate) otlp_endpoint: Option<String>,
     pub(crate) sandbox: Sandbox,
     /// The file with these settings.
     pub(crate) file: Option<PathBuf>,
@@ -127,6 +130,12 @@ pub(crate) struct Settings {
     pub(crate) slow_request: Duration,
     pub(crate) single_writer: bool,
     pub(crate) store_faults: Option<StoreFaultPlan>,
+}
+
+/// As other programs find it.
+fn otlp_endpoint_of_environment() -> Option<String> {
+    let endpoint = std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok();
+    endpoint.filter(|endpoint| !endpoint.is_empty())
 }
 
 fn time_or(given: Option<TimeSpan>, default: Duration) -> Duration {
@@ -225,6 +234,10 @@ impl Settings {
                 .unwrap_or_else(|| ring_dir::choose(&cache)),
             free_bytes: free_bytes(&cache),
             cache,
+            otlp_endpoint: flags
+                .otlp_endpoint
+                .or(file.otlp_endpoint)
+                .or_else(otlp_endpoint_of_environment),
             sandbox: flags.sandbox.or(file.sandbox).unwrap_or(Sandbox::Off),
             file: flags.config,
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
@@ -289,6 +302,9 @@ impl Settings {
                     volume.name
                 )));
             }
+        }
+        if let Some(endpoint) = &self.otlp_endpoint {
+            spans::check_endpoint(endpoint)?;
         }
         check_schedules(&self.snapshot_schedules)?;
         self.check_log()?;

@@ -33,6 +33,7 @@ mod memory_plan;
 mod metrics;
 mod model;
 mod server;
+mod spans;
 mod store_access;
 mod store_answers;
 mod store_faults;

@@ -35,7 +35,7 @@ pub(crate) struct Gate {
 
 /// The name of a request.
 #[derive(Clone, Debug)]
-struct RequestId(String);
+pub(super) struct RequestId(pub(super) String);
 
 impl Gate {
     pub(crate) fn new(rules: SharedRules) -> Self {

@@ -16,6 +16,7 @@ mod metrics_page;
 mod page;
 mod points;
 mod problem;
+mod request_span;
 pub(crate) mod serving;
 mod session;
 pub(crate) mod sessions;
@@ -86,6 +87,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .with_state(control)
+        .layer(middleware::from_fn(request_span::trace_request))
         .layer(middleware::from_fn_with_state(
             Arc::clone(&gate),
             gate::admit,

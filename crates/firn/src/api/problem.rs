@@ -33,6 +33,8 @@ impl IntoResponse for Failure {
             let headers = response.headers_mut();
             headers.insert(header::WWW_AUTHENTICATE, bearer);
         }
+        // For the request's span.
+        response.extensions_mut().insert(self.code);
         response
     }
 }

@@ -17,6 +17,7 @@ use crate::cli::args::SnapshotSchedule;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::OpenVolume;
 use crate::model::{CreateSnapshot, Snapshot, SnapshotWait};
+use crate::spans::Operation;
 
 /// The label of a snapshot that a schedule took; its value is the schedule's name. Nobody else may give it.
 const LABEL: &str = "schedule";
@@ -329,7 +330,16 @@ impl ControlPlane {
         };
         // If this fails, it may have been taken all the same.
         progress.is_known = false;
-        let taken = self.take_snapshot(&open.info.name, request).await?;
+        let mut operation = Operation::begin("snapshot by schedule");
+        if let Some(operation) = &mut operation {
+            operation.set("firn.volume", open.info.name.clone());
+            operation.set("firn.snapshot", request.name.clone());
+        }
+        let taken = self.take_snapshot(&open.info.name, request).await;
+        if let (Some(operation), Err(failure)) = (&mut operation, &taken) {
+            operation.fail(failure.code);
+        }
+        let taken = taken?;
         progress.is_known = true;
         self.schedules.taken.fetch_add(1, Ordering::Relaxed);
         tracing::info!(snapshot = taken.name, "taken by schedule");

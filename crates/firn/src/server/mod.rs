@@ -16,7 +16,7 @@ mod sandbox;
 mod service_manager;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use store::SharedStore;
 use tokio::runtime::Runtime;
@@ -38,6 +38,7 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd::{NbdFrontend, flag_value};
 use crate::local_files::CacheDir;
 use crate::log_lines;
+use crate::spans::{self, Operation};
 use crate::store_access::{StoreAccess, StoreSettings};
 
 pub(crate) use handover::{Incoming, print_check, roll_back};
@@ -96,10 +97,7 @@ fn serve_at(
 ) -> Result<()> {
     handover::step("started")?;
     let takes_over = incoming.takes_over();
-    let runtime = runtime()?;
-    if !takes_over {
-        blocking_threads::start(runtime.handle(), BLOCKING_THREADS);
-    }
+    let runtime = start_runtime(settings, takes_over)?;
     let gate = Arc::new(Gate::new(Arc::new(api_listeners::access_rules(settings)?)));
     let is_first_start = !CacheDir::has_log(&settings.cache);
     if is_first_start {
@@ -163,9 +161,22 @@ fn serve_at(
     };
     let closed = runtime.block_on(control.close_all());
     engine.stop(control.disks.take_live());
+    spans::stop();
     // Nothing waits for tasks that still run.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served.and(closed)
+}
+
+/// The runtime of a server, and what lives on it from the start.
+fn start_runtime(settings: &Settings, takes_over: bool) -> Result<Runtime> {
+    let runtime = runtime()?;
+    if !takes_over {
+        blocking_threads::start(runtime.handle(), BLOCKING_THREADS);
+    }
+    if let Some(endpoint) = &settings.otlp_endpoint {
+        spans::start(endpoint, runtime.handle())?;
+    }
+    Ok(runtime)
 }
 
 /// What a program that took another's place does only when its clients are served again: they would have waited for
@@ -297,6 +308,8 @@ async fn serve_clients(
             nbd: &control.nbd,
         };
         manager.on_handing_over();
+        spans::send_soon();
+        let began = SystemTime::now();
         match prepare_upgrade(settings, (control, held), plan, (close, &mut servers)).await {
             Ok(_) if stop.has_come() => {
                 let (close, _) = tokio::sync::watch::channel(());
@@ -307,6 +320,9 @@ async fn serve_clients(
             Err(failure) => {
                 control.rings.remove_spares();
                 manager.on_called_off();
+                if let Some(mut upgrade) = Operation::begin_at("upgrade", began) {
+                    upgrade.fail(failure.code);
+                }
                 tracing::error!(%failure, "the server is not upgraded, and goes on");
                 control.upgrades.on_failed(failure.to_string());
             }
@@ -344,6 +360,12 @@ fn take_over(
     handover::step("adopted")?;
     if incoming.number > 0 {
         let returned = incoming.returned.as_deref();
+        if let Some(mut upgrade) = Operation::begin_with_program("upgrade") {
+            upgrade.set("firn.program", incoming.program.clone());
+            if returned.is_some() {
+                upgrade.fail(FailureCode::UpgradeRefused);
+            }
+        }
         control
             .upgrades
             .on_taken_over(incoming.number, &incoming.program, returned);

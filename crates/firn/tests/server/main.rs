@@ -38,6 +38,7 @@ mod serve;
 mod settings;
 mod small_machines;
 mod snapshot_groups;
+mod spans;
 mod store_check;
 mod store_faults;
 mod store_rebuild;

@@ -144,6 +144,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache_size: Option<Size>,
 
+    /// Collector of OpenTelemetry spans (OTLP over HTTP), to which requests of the API, snapshots by schedule and upgrades are told:
+    /// http://HOST:4318. Headers that it wants are in OTEL_EXPORTER_OTLP_HEADERS. [default:
+    /// OTEL_EXPORTER_OTLP_ENDPOINT of the environment, else none]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
+
     /// Give up, for good, access to all files but those that these settings name and what a program of the system needs: the
     /// kernel refuses the rest (Landlock). A program for `firn upgrade` has to be below /usr or /opt, or in the directory of the
     /// one that runs; settings that name other files take a stop and a start. [default: off; auto in the package]

@@ -1,0 +1,188 @@
+//! Spans of control operations, for an OpenTelemetry collector: requests of the API, snapshots by schedule, upgrades.
+//!
+//! Nothing on the way of the data knows of them. A span is handed to a queue of bounded length, and a thread of the exporter's own
+//! sends what is there; what does not fit is left out. So neither a request nor the server ever waits for a collector.
+//! Must never tell a header, a query or a body: paths, names, who asked and how it ended are all that leaves.
+
+mod collector;
+
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use axum::http::HeaderMap;
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{Span, SpanKind, Status, Tracer, TracerProvider};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_http::HeaderExtractor;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, SdkTracer, SdkTracerProvider,
+};
+use tokio::runtime::Handle;
+use url::Url;
+
+use self::collector::Collector;
+use crate::failure::{Failure, FailureCode, Result};
+
+/// The way of the protocol for spans.
+const PATH: &str = "/v1/traces";
+
+/// Spans that wait to be sent. A span is some hundred bytes.
+const QUEUE_MAX: usize = 2048;
+/// Spans in one request to the collector.
+const BATCH_MAX: usize = 512;
+/// Until when those that are fewer wait for more.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
+
+/// How long a server that stops waits for the collector.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Set once, if there is a collector.
+static EXPORT: OnceLock<Export> = OnceLock::new();
+
+#[derive(Debug)]
+struct Export {
+    /// When this program was ready to send.
+    began: SystemTime,
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+}
+
+/// Whether spans can go to this address.
+pub(crate) fn check_endpoint(endpoint: &str) -> Result<()> {
+    let is_http = |url: &Url| matches!(url.scheme(), "http" | "https") && url.has_host();
+    match Url::parse(endpoint).ok().filter(is_http) {
+        // It would be in what `firn config` prints, and on the command line.
+        Some(url) if !url.username().is_empty() || url.password().is_some() => {
+            Err(Failure::invalid(
+                "--otlp-endpoint holds a name or a password; give them in OTEL_EXPORTER_OTLP_HEADERS, in the environment",
+            ))
+        }
+        Some(_) => Ok(()),
+        None => Err(Failure::invalid(format!(
+            "--otlp-endpoint {endpoint:?} is no address of a collector; write http://HOST:4318 or https://HOST:4318"
+        ))),
+    }
+}
+
+/// From now on spans are sent to a collector.
+pub(crate) fn start(endpoint: &str, runtime: &Handle) -> Result<()> {
+    let failed = |why: String| {
+        Failure::new(
+            FailureCode::Invalid,
+            format!(
+                "cannot send spans to {endpoint}: {why}; correct --otlp-endpoint or the variables OTEL_…"
+            ),
+        )
+    };
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_http_client(Collector::new(runtime.clone()))
+        .with_endpoint(format!("{}{PATH}", endpoint.trim_end_matches('/')))
+        .build();
+    let exporter = exporter.map_err(|error| failed(error.to_string()))?;
+    let limits = BatchConfigBuilder::default()
+        .with_max_queue_size(QUEUE_MAX)
+        .with_max_export_batch_size(BATCH_MAX)
+        .with_scheduled_delay(BATCH_DELAY)
+        .build();
+    let processor = BatchSpanProcessor::builder(exporter).with_batch_config(limits);
+    let mut resource = Resource::builder();
+    if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+        resource = resource.with_service_name("firn");
+    }
+    let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
+    let provider = SdkTracerProvider::builder()
+        .with_span_processor(processor.build())
+        .with_resource(resource.with_attribute(version).build())
+        .build();
+    let tracer = provider.tracer("firn");
+    let _ = EXPORT.set(Export {
+        began: SystemTime::now(),
+        provider,
+        tracer,
+    });
+    Ok(())
+}
+
+/// Sends what waits, for a second at most. Blocks.
+pub(crate) fn stop() {
+    if let Some(export) = EXPORT.get() {
+        let _ = export.provider.shutdown_with_timeout(STOP_TIMEOUT);
+    }
+}
+
+/// Has what waits sent now, by a thread that nobody waits for: this program may be gone soon.
+pub(crate) fn send_soon() {
+    if let Some(export) = EXPORT.get() {
+        let provider = export.provider.clone();
+        std::thread::spawn(move || drop(provider.force_flush()));
+    }
+}
+
+/// What is under way. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Operation(opentelemetry_sdk::trace::Span);
+
+impl Operation {
+    /// A request of the API, as a part of what its client does, if that says so (`traceparent`).
+    pub(crate) fn begin_request(name: String, headers: &HeaderMap) -> Option<Operation> {
+        let export = EXPORT.get()?;
+        let parent = TraceContextPropagator::new()
+            .extract_with_context(&Context::new(), &HeaderExtractor(headers));
+        let span = export.tracer.span_builder(name).with_kind(SpanKind::Server);
+        let span = span.start_with_context(&export.tracer, &parent);
+        Some(Operation(span))
+    }
+
+    /// Something that the server does by itself.
+    pub(crate) fn begin(name: &'static str) -> Option<Operation> {
+        Operation::begin_at(name, SystemTime::now())
+    }
+
+    /// The same, which began with this program.
+    pub(crate) fn begin_with_program(name: &'static str) -> Option<Operation> {
+        Operation::begin_at(name, EXPORT.get()?.began)
+    }
+
+    /// The same, which began before.
+    pub(crate) fn begin_at(name: &'static str, began: SystemTime) -> Option<Operation> {
+        let export = EXPORT.get()?;
+        let span = export.tracer.span_builder(name).with_start_time(began);
+        let span = span.start_with_context(&export.tracer, &Context::new());
+        Some(Operation(span))
+    }
+
+    pub(crate) fn set(&mut self, name: &'static str, value: impl Into<opentelemetry::Value>) {
+        self.0.set_attribute(KeyValue::new(name, value));
+    }
+
+    /// It failed, for this reason. What its detail says may hold what a client sent, and stays here.
+    pub(crate) fn fail(&mut self, code: FailureCode) {
+        self.set("error.type", code.name());
+        self.0.set_status(Status::error(code.name()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_is_a_web_address() {
+        assert!(check_endpoint("http://127.0.0.1:4318").is_ok());
+        assert!(check_endpoint("https://otel.example/x/").is_ok());
+        for wrong in [
+            "",
+            "127.0.0.1:4318",
+            "grpc://a:1",
+            "http://",
+            "unix:/x",
+            "http://a:b@c",
+        ] {
+            assert!(check_endpoint(wrong).is_err(), "{wrong}");
+        }
+    }
+}
