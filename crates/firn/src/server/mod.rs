@@ -72,9 +72,9 @@ enum Ending {
 pub(crate) fn serve(settings: Settings, mut incoming: Incoming) -> Result<()> {
     abort_on_panic_under_locks();
     incoming.lacks_memory = process::prepare(incoming.takes_over());
-    if !incoming.takes_over() {
-        // What the program before gave up, this one does not have.
-        sandbox::enter(&settings)?;
+    match incoming.takes_over() {
+        false => sandbox::enter(&settings)?,
+        true => sandbox::check_inherited(&settings),
     }
     let _lines = log_lines::write_by_a_thread();
     let manager = Arc::new(ServiceManager::of_environment());

@@ -110,6 +110,19 @@ pub(super) fn enter(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
+/// What the program before gave up, this one does not have. Where that was nothing it stays so: if this program has to give its
+/// place back, the one before needs what it had.
+pub(super) fn check_inherited(settings: &Settings) {
+    // Nothing needs the root directory, so no restricted server can list it.
+    let is_free = || std::fs::read_dir("/").is_ok();
+    if settings.sandbox != Sandbox::Off && is_free() {
+        tracing::warn!(
+            "the server keeps access to all files of its user, for the program before had it; --sandbox takes a stop and a \
+             start, and a kernel with Landlock"
+        );
+    }
+}
+
 /// Whether it was done: not by a kernel that lacks what the server needs.
 fn restrict(needed: &[(PathBuf, Right)]) -> std::result::Result<bool, RulesetError> {
     // Without this one the kernel refuses all renames from one directory to another.
