@@ -320,7 +320,8 @@ impl Node {
             IoError::Short(done) => DiskError::new(format!("only {done} bytes were written")),
             IoError::Full => DiskError::full("no space left on the disk"),
         });
-        self.host.complete(id, Outcome::Disk(result));
+        self.host
+            .complete(id, Outcome::Disk(result.map(Into::into)));
     }
 
     /// A store request ended.

@@ -325,7 +325,7 @@ impl StoreError {
 #[derive(Debug)]
 pub enum Outcome {
     /// Of a disk operation; the bytes only for `Read`.
-    Disk(Result<Vec<u8>, DiskError>),
+    Disk(Result<Bytes, DiskError>),
     /// Of a store operation.
     Store(Result<StoreReply, StoreError>),
     /// Of a computation; its procedure has the result already.

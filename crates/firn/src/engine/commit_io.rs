@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use blkmq::io::FileId;
+use bytes::Bytes;
 use reactor::{Buf, Completion, Cx, FileIndex, Op, Source, Token};
 use volume::driver::{DiskError, DiskOp, RequestOp};
 use volume::{Host, Outcome, RequestId};
@@ -105,7 +106,7 @@ impl CommitIo {
     fn complete(&self, id: RequestId, result: Result<(), DiskError>) {
         let _guard = AbortOnPanic("the committer");
         self.host
-            .complete(id, Outcome::Disk(result.map(|()| Vec::new())));
+            .complete(id, Outcome::Disk(result.map(|()| Bytes::new())));
     }
 }
 

@@ -210,7 +210,7 @@ impl IoExecutor {
         })
     }
 
-    fn disk(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
+    fn disk(&self, op: DiskOp) -> Result<Bytes, DiskError> {
         // The engine logs it: it knows the place, and how much it has logged.
         let result = self.files.execute(op);
         result.inspect_err(|_| self.counters.count_disk_error())

@@ -115,6 +115,7 @@ impl Engine {
             cache: Arc::clone(&files.cache.file),
             cache_direct: files.cache.align.is_some(),
             memory: Arc::new(memory),
+            buffers: Arc::default(),
         };
         let notifier = Arc::new(EngineNotifier::default());
         let clock = Clock::start();

@@ -1,8 +1,8 @@
 //! The engine's background disk requests, carried out with blocking calls.
 //!
 //! Runs on threads that may wait, never on a reactor. A short read or write is continued or is an
-//! error (R8); a failed sync is reported and never repeated (R10). For files with direct I/O, the
-//! bytes pass through an aligned copy.
+//! error (R8); a failed sync is reported and never repeated (R10). Reads fill aligned memory that is used
+//! again; for files with direct I/O, what is written passes through an aligned copy where it is not aligned.
 
 use std::fs::File;
 use std::io;
@@ -10,12 +10,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use blkmq::io::FileId;
+use bytes::Bytes;
 use volume::driver::{DiskError, DiskOp};
 
+use super::read_buffers::{ALIGN, ReadBuffers};
 use crate::local_files::free_space;
-
-/// Alignment of memory for direct I/O, in bytes: enough for every file that `create` accepts.
-const ALIGN: usize = 4096;
 
 /// Bytes per write when a range is zeroed.
 const ZERO_BYTES: usize = 1 << 20;
@@ -28,11 +27,12 @@ pub(crate) struct BlockingIo {
     pub(crate) cache: Arc<File>,
     pub(crate) cache_direct: bool,
     pub(crate) memory: Arc<File>,
+    pub(crate) buffers: Arc<ReadBuffers>,
 }
 
 impl BlockingIo {
     /// Carries out one request. Blocks.
-    pub(crate) fn execute(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
+    pub(crate) fn execute(&self, op: DiskOp) -> Result<Bytes, DiskError> {
         self.attempt(op).map_err(|source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 DiskError::full(source.to_string())
@@ -41,11 +41,13 @@ impl BlockingIo {
         })
     }
 
-    fn attempt(&self, op: DiskOp) -> io::Result<Vec<u8>> {
+    fn attempt(&self, op: DiskOp) -> io::Result<Bytes> {
         match op {
             DiskOp::Read { file, offset, len } => {
-                let (file, direct) = self.file(file)?;
-                read(file, direct, offset, len)
+                let (file, _) = self.file(file)?;
+                let mut buffer = self.buffers.take(len);
+                file.read_exact_at(buffer.bytes_mut(), offset)?;
+                Ok(buffer.into_bytes())
             }
             DiskOp::Write { file, offset, data } => {
                 if file == FileId::CACHE {
@@ -53,16 +55,16 @@ impl BlockingIo {
                 }
                 let (file, direct) = self.file(file)?;
                 write(file, direct, offset, &data)?;
-                Ok(Vec::new())
+                Ok(Bytes::new())
             }
             DiskOp::Zero { file, offset, len } => {
                 let (file, direct) = self.file(file)?;
                 zero(file, direct, offset, len)?;
-                Ok(Vec::new())
+                Ok(Bytes::new())
             }
             DiskOp::Sync { file } => {
                 self.file(file)?.0.sync_data()?;
-                Ok(Vec::new())
+                Ok(Bytes::new())
             }
         }
     }
@@ -75,19 +77,6 @@ impl BlockingIo {
             _ => Err(io::Error::other("no such file")),
         }
     }
-}
-
-fn read(file: &File, direct: bool, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-    if !direct {
-        let mut bytes = vec![0; len];
-        file.read_exact_at(&mut bytes, offset)?;
-        return Ok(bytes);
-    }
-    let (mut bytes, start) = aligned(len);
-    file.read_exact_at(&mut bytes[start..start + len], offset)?;
-    bytes.drain(..start);
-    bytes.truncate(len);
-    Ok(bytes)
 }
 
 fn write(file: &File, direct: bool, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -141,6 +130,7 @@ mod tests {
                 cache,
                 cache_direct: false,
                 memory,
+                buffers: Arc::default(),
             },
             dir,
         ))

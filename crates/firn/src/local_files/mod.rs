@@ -22,6 +22,7 @@ mod cache_size;
 mod create;
 mod disk_watch;
 mod free_space;
+mod read_buffers;
 mod replace;
 mod reserved_file;
 pub(crate) mod ring_dir;

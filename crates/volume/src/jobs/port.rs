@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use blkmq::io::FileId;
+use bytes::Bytes;
 
 use super::executor::Jobs;
 use super::reply::Reply;
@@ -30,7 +31,7 @@ impl Port {
     pub(crate) fn disk(
         &self,
         op: DiskOp,
-    ) -> impl Future<Output = Result<Vec<u8>, DiskError>> + Send + use<> {
+    ) -> impl Future<Output = Result<Bytes, DiskError>> + Send + use<> {
         let (place, kind) = (op.place(), FailureKind::of_disk(&op));
         let reply = self.0.emit(RequestOp::Disk(op));
         let jobs = Arc::clone(&self.0);
@@ -107,7 +108,7 @@ impl Port {
         file: FileId,
         offset: u64,
         len: usize,
-    ) -> Result<Vec<u8>, DiskError> {
+    ) -> Result<Bytes, DiskError> {
         let op = DiskOp::Read { file, offset, len };
         let place = op.place();
         let data = self.disk(op).await?;

@@ -284,14 +284,14 @@ async fn copy_live_extents(
             .port
             .read(FileId::LOG, from, (sectors * SECTOR_BYTES) as usize)
             .await;
-        let mut data = match read {
+        let read = match read {
             Ok(data) => data,
             Err(error) => {
                 tracing::warn!(error = error.cause, "live bytes could not be moved");
                 return None;
             }
         };
-        data.drain(..(lead * SECTOR_BYTES) as usize);
+        let mut data = read[(lead * SECTOR_BYTES) as usize..].to_vec();
         data.resize(
             (span.sectors().next_multiple_of(BLOCK_SECTORS) * SECTOR_BYTES) as usize,
             0,

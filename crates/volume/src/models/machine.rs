@@ -253,7 +253,7 @@ impl Machine {
 
     fn carry_out(&self, host: &Host, Request { id, op }: Request) {
         let outcome = match op {
-            RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
+            RequestOp::Disk(op) => Outcome::Disk(self.disk(op).map(Into::into)),
             RequestOp::Store(op) => Outcome::Store(self.store(op)),
             RequestOp::Compute(work) => Outcome::Compute(work.run()),
         };

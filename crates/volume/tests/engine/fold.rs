@@ -336,7 +336,7 @@ fn settle_with_an_eager_fold(world: &mut World, volume: &Volume, bytes: u64) {
         }
         for Request { id, op } in requests {
             let outcome = match op {
-                RequestOp::Disk(op) => Outcome::Disk(world.disk(op)),
+                RequestOp::Disk(op) => Outcome::Disk(world.disk(op).map(Into::into)),
                 RequestOp::Store(op) => Outcome::Store(world.store(op)),
                 RequestOp::Compute(work) => crate::support::compute(work),
             };

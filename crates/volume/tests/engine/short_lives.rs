@@ -93,7 +93,7 @@ fn live(env: Environment, round_trips: usize) -> (Environment, [u64; 4]) {
         requests.extend(world.host.take_commit_requests());
         for Request { id, op } in requests {
             let outcome = match op {
-                RequestOp::Disk(op) => Outcome::Disk(world.disk(op)),
+                RequestOp::Disk(op) => Outcome::Disk(world.disk(op).map(Into::into)),
                 RequestOp::Store(op) => Outcome::Store(world.store(op)),
                 RequestOp::Compute(work) => crate::support::compute(work),
             };

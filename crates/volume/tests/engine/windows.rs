@@ -6,6 +6,7 @@ use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Direction, FileId, MoveError, Op, Place, Plan, Step};
+use bytes::Bytes;
 use volume::driver::{DiskError, DiskOp, Outcome, Request, RequestOp};
 use volume::{FailureKind, OpenError, Options};
 
@@ -199,7 +200,7 @@ fn a_flush_waits_for_the_syncs_of_segment_headers_and_fails_if_one_of_them_fails
     for request in world.host.take_commit_requests() {
         world
             .host
-            .complete(request.id, Outcome::Disk(Ok(Vec::new())));
+            .complete(request.id, Outcome::Disk(Ok(Bytes::new())));
     }
     let answer = volume.poll_sync(flush, &waker());
     assert!(

@@ -211,7 +211,7 @@ impl World {
                         self.at_work.push((due, id, op));
                         continue;
                     }
-                    RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
+                    RequestOp::Disk(op) => Outcome::Disk(self.disk(op).map(Into::into)),
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
                     RequestOp::Compute(work)
                         if self.hold_merges && work.kind() == ComputeKind::Merge =>
@@ -240,7 +240,7 @@ impl World {
         let some = !requests.is_empty();
         for Request { id, op } in requests {
             let outcome = match op {
-                RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
+                RequestOp::Disk(op) => Outcome::Disk(self.disk(op).map(Into::into)),
                 RequestOp::Store(op) => Outcome::Store(self.store(op)),
                 RequestOp::Compute(work) => compute(work),
             };
@@ -301,7 +301,7 @@ impl World {
                     }
                     RequestOp::Disk(op) => {
                         seen |= matches!(op, DiskOp::Write { offset: at, .. } if at >= offset);
-                        Outcome::Disk(self.disk(op))
+                        Outcome::Disk(self.disk(op).map(Into::into))
                     }
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
                     RequestOp::Compute(work) => compute(work),

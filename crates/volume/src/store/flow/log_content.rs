@@ -4,12 +4,14 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
+
 use crate::units::Span;
 
 /// What stands at many places of the log, in the buffers into which it was read: nothing is copied.
 #[derive(Debug)]
 pub(super) struct LogContent {
-    pub(super) buffers: Vec<Vec<u8>>,
+    pub(super) buffers: Vec<Bytes>,
     pub(super) places: Vec<PlaceContent>,
 }
 

@@ -5,6 +5,7 @@
 //! elsewhere: a disk that answers nothing at all is waited for, not given up block by block.
 
 use blkmq::io::{FileId, SECTOR_BYTES};
+use bytes::{Bytes, BytesMut};
 
 use crate::driver::DiskError;
 use crate::engine::Engine;
@@ -60,7 +61,7 @@ pub(super) async fn read_log(
                 let parts = run.places.iter().flat_map(|&i| blocks_of(i, places[i]));
                 failed.extend(parts);
             }
-            let zeroes = || vec![0; (run.sectors * SECTOR_BYTES) as usize];
+            let zeroes = || vec![0; (run.sectors * SECTOR_BYTES) as usize].into();
             content.buffers.push(data.unwrap_or_else(zeroes));
             for &i in run.places {
                 content.places[i] = PlaceContent {
@@ -152,7 +153,7 @@ fn blocks_of(place: usize, (span, addr): (Span, LogAddr)) -> Vec<BlockPart> {
     parts
 }
 
-async fn read_block(engine: &Engine, sector: u64) -> Result<Vec<u8>, DiskError> {
+async fn read_block(engine: &Engine, sector: u64) -> Result<Bytes, DiskError> {
     let offset = sector * SECTOR_BYTES;
     engine
         .port
@@ -177,8 +178,10 @@ async fn read_block_by_block(
                     let len = part.span.bytes() as usize;
                     let place = &content.places[part.place];
                     let at = place.at + part.at;
-                    content.buffers[place.buffer][at..at + len]
-                        .copy_from_slice(&block[from..from + len]);
+                    let buffer = &mut content.buffers[place.buffer];
+                    let mut bytes = BytesMut::from(std::mem::take(buffer));
+                    bytes[at..at + len].copy_from_slice(&block[from..from + len]);
+                    *buffer = bytes.freeze();
                 }
                 Err(_) => unread.push(part),
             }

@@ -108,22 +108,22 @@ fn find_in_memory(engine: &Engine, target: BlockTarget) -> Option<IndexBlock> {
 }
 
 /// Decodes a block on a computing thread, and returns it with its bytes.
-async fn decode_elsewhere(
+async fn decode_elsewhere<B: AsRef<[u8]> + Send + 'static>(
     engine: &Engine,
     tail: &Tail,
     target: BlockTarget,
-    bytes: Vec<u8>,
-) -> Result<(Result<IndexBlock, FormatError>, Vec<u8>), ComputeError> {
-    let (volume, len) = (tail.id().volume, bytes.len() as u64);
+    bytes: B,
+) -> Result<(Result<IndexBlock, FormatError>, B), ComputeError> {
+    let (volume, len) = (tail.id().volume, bytes.as_ref().len() as u64);
     let names = Arc::clone(&engine.names);
     let lineage = tail.upload.lineage();
     let work = move || {
         // A fork has blocks of its ancestors until it has folded them anew. The block itself says which volume it
         // belongs to, however many ancestors there are.
-        let said = block_volume(&bytes);
+        let said = block_volume(bytes.as_ref());
         let is_ancestor = |said: &VolumeId| lineage.iter().any(|above| above.volume == *said);
         let origin = said.filter(is_ancestor).unwrap_or(volume);
-        let block = decode(&names, origin, target, &bytes);
+        let block = decode(&names, origin, target, bytes.as_ref());
         (block, bytes)
     };
     engine.port.compute(ComputeKind::Decode, len, work).await
