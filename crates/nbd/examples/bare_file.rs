@@ -1,6 +1,6 @@
 //! Serves a plain file over NBD, in place: what the transport costs without an engine.
 //!
-//!     cargo run --release -p nbd --example bare_file -- FILE SOCKET [--direct] [--epoll]
+//!     cargo run --release -p nbd --example bare_file -- FILE SOCKET [--direct] [--epoll] [--tls DIR]
 //!
 //! It also shows how an owner has disk work done: a flush is asked for by many requests, one
 //! source on the reactor turns what has gathered into one sync, and wakes them (group commit).
@@ -19,7 +19,9 @@ use blkmq::io::{
 };
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::ExportEntry;
-use nbd::server::{BackendFile, ClientIdentity, Export, Exports, Listen, Options, Server};
+use nbd::server::{
+    BackendFile, ClientIdentity, Export, Exports, Listen, Options, Server, TlsConfig, TlsOptions,
+};
 use reactor::{
     BackendChoice, BackendKind, Completion, Config, Cx, DioAlign, FileIndex, Reactor, Source, Token,
 };
@@ -210,6 +212,24 @@ impl Exports<FileDisk> for One {
     }
 }
 
+/// With the server's certificate and key in the directory behind `--tls`, every client has to use it.
+fn server_options(args: &[String]) -> Result<Options, Box<dyn Error>> {
+    let Some(at) = args.iter().position(|arg| arg == "--tls") else {
+        return Ok(Options::default());
+    };
+    let dir = args.get(at + 1).ok_or("give --tls a directory")?;
+    let file = |name: &str| std::fs::read(std::path::Path::new(dir).join(name));
+    let (chain, key) = (file("server-cert.pem")?, file("server-key.pem")?);
+    let config = TlsConfig::from_pem(&chain, &key, None)?;
+    Ok(Options {
+        tls: Some(TlsOptions {
+            config,
+            required: true,
+        }),
+        ..Options::default()
+    })
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let has = |flag: &str| args.iter().any(|arg| arg == flag);
@@ -269,7 +289,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         latencies: serve::latency::Latencies::unobserved(),
     });
     let handles = vec![reactor.handle().clone()];
-    let server = Server::new(handles, Arc::new(One(export)), Options::default())?;
+    let server = Server::new(handles, Arc::new(One(export)), server_options(&args)?)?;
     server.listen(&Listen::Unix(socket.into()))?;
     eprintln!("{:?}: nbd+unix:///file?socket={socket}", reactor.backend());
     // Until the standard input ends: whoever started this ends it.

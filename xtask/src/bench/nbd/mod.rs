@@ -7,11 +7,12 @@
 //! where client and server share the processors. With `--also`, two builds of the server are compared
 //! with each other instead, their disks in memory, so that no disk's mood is taken for a build's.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+mod servers;
 
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use self::servers::{MEMORY, Mode, Places, Programs, Sample, Server, fio, start_all, start_volume};
 use super::measure::{Workload, write_file};
 use crate::{Failure, server_program, workspace};
 
@@ -30,15 +31,12 @@ pub(crate) struct Arguments {
     /// Measure this server instead of the one built here
     #[arg(long)]
     program: Option<PathBuf>,
+    /// Print these tables alone
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Mode>,
     /// Compare it with this other build of it, in memory and turn by turn, and with nothing else
     #[arg(long, value_name = "PROGRAM")]
     also: Option<PathBuf>,
-}
-
-/// What is measured beside the peers.
-struct Programs {
-    bare: PathBuf,
-    volume: PathBuf,
 }
 
 /// The sequential ones come first: random writes scatter a log, and files that are written in place know
@@ -50,63 +48,8 @@ const WORKLOADS: [Workload; 4] = [
     Workload::new("randwrite", "4k", 32),
 ];
 
-/// Where files are in memory.
-const MEMORY: &str = "/dev/shm";
-
-/// How long a server may take until it answers.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// The two builds that are compared.
 const NAMES: [&str; 2] = ["first", "also"];
-
-/// Ticks per second in /proc, the same on every Linux architecture served here.
-const TICKS: f64 = 100.0;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Buffered,
-    Direct,
-}
-
-/// A running server; ended when dropped.
-struct Server {
-    name: String,
-    uri: String,
-    child: Child,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way nothing is left.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Where servers keep what they have; both go when the benchmark does.
-struct Places {
-    disk: tempfile::TempDir,
-    /// A server that is killed leaves its rings behind.
-    rings: tempfile::TempDir,
-}
-
-impl Places {
-    fn in_dir(parent: &Path) -> std::io::Result<Self> {
-        let mut named = tempfile::Builder::new();
-        let named = named.prefix("bench-nbd-");
-        Ok(Self {
-            disk: named.tempdir_in(parent)?,
-            rings: named.tempdir_in(MEMORY)?,
-        })
-    }
-}
-
-/// One measurement.
-#[derive(Clone, Copy, Default)]
-struct Sample {
-    per_second: f64,
-    cpu_us: f64,
-}
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     for tool in ["fio", "nbdkit", "qemu-nbd", "nbdinfo"] {
@@ -121,7 +64,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let programs = build(arguments)?;
     println!("{}", crate::lane::describe_machine()?);
-    for mode in [Mode::Buffered, Mode::Direct] {
+    let is_asked_for = |mode: &Mode| arguments.only.is_empty() || arguments.only.contains(mode);
+    for mode in Mode::ALL.into_iter().filter(is_asked_for) {
         table(
             arguments,
             &programs,
@@ -241,11 +185,7 @@ fn table(
     write_file(&image, arguments.mib)?;
     let servers = start_all(mode, places, &image, (programs, arguments.mib))?;
     fill(&servers, arguments.mib)?;
-    let title = if mode == Mode::Buffered {
-        "Buffered"
-    } else {
-        "Direct I/O"
-    };
+    let title = mode.title();
     println!(
         "\n## {title}\n\n| workload | server | requests/s | of the best peer | CPU us/request |"
     );
@@ -282,165 +222,4 @@ fn table(
 fn median(mut samples: Vec<Sample>) -> Sample {
     samples.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
     samples[samples.len() / 2]
-}
-
-/// Starts a server of a volume, in a directory of its own.
-fn start_volume(
-    name: &str,
-    program: &Path,
-    mode: Mode,
-    places: &Places,
-    mib: u64,
-) -> Result<Server, Failure> {
-    let dir = places.disk.path().join(name);
-    std::fs::create_dir_all(&dir)?;
-    let mut volume = Command::new(program);
-    volume.args([
-        "serve",
-        "--rpo",
-        "1h",
-        "--log-size",
-        "4GiB",
-        "--cache-size",
-        "256MiB",
-    ]);
-    volume.arg("--store").arg(dir.join("store"));
-    volume.arg("--cache").arg(dir.join("cache"));
-    volume.arg("--ring-dir").arg(places.rings.path());
-    volume.arg(format!("--api=unix:{}", dir.join("api.sock").display()));
-    volume.arg(format!("--nbd=unix:{}", dir.join("nbd.sock").display()));
-    volume.arg(format!("--volume=disk={mib}MiB"));
-    volume.args(match mode {
-        Mode::Direct => ["--log-io", "direct"],
-        Mode::Buffered => ["--log-io", "buffered"],
-    });
-    start(&format!("firn, {name}"), volume, &dir, "nbd.sock", "disk")
-}
-
-fn start_all(
-    mode: Mode,
-    places: &Places,
-    image: &Path,
-    (programs, mib): (&Programs, u64),
-) -> Result<Vec<Server>, Failure> {
-    let dir = places.disk.path();
-    let mut servers = Vec::new();
-    let mut bare = Command::new(&programs.bare);
-    bare.arg(image).arg(dir.join("bare.sock"));
-    if mode == Mode::Direct {
-        bare.arg("--direct");
-    }
-    servers.push(start("firn, bare file", bare, dir, "bare.sock", "file")?);
-    servers.push(start_volume("volume", &programs.volume, mode, places, mib)?);
-    if mode == Mode::Buffered {
-        let mut nbdkit = Command::new("nbdkit");
-        nbdkit
-            .args(["-f", "-U"])
-            .arg(dir.join("nbdkit.sock"))
-            .arg("file")
-            .arg(image);
-        servers.push(start("nbdkit file", nbdkit, dir, "nbdkit.sock", "")?);
-        servers.push(qemu("qemu-nbd", &["--cache=writeback"], dir, image)?);
-    } else {
-        for aio in ["threads", "native", "io_uring"] {
-            let options = ["--cache=none", &format!("--aio={aio}")];
-            servers.push(qemu(&format!("qemu-nbd, {aio}"), &options, dir, image)?);
-        }
-    }
-    Ok(servers)
-}
-
-fn qemu(name: &str, options: &[&str], dir: &Path, image: &Path) -> Result<Server, Failure> {
-    let socket = format!("{}.sock", name.replace(", ", "-"));
-    let mut command = Command::new("qemu-nbd");
-    command
-        .args(["-t", "-e", "4", "-f", "raw", "-x", "disk", "-k"])
-        .arg(dir.join(&socket));
-    command.args(options).arg(image);
-    start(name, command, dir, &socket, "disk")
-}
-
-/// Starts a server and waits until it answers.
-fn start(
-    name: &str,
-    mut command: Command,
-    dir: &Path,
-    socket: &str,
-    export: &str,
-) -> Result<Server, Failure> {
-    let log = File::create(dir.join(format!("{socket}.log")))?;
-    // A server that watches its input for the end gets one that does not end.
-    command
-        .stdin(Stdio::piped())
-        .stdout(log.try_clone()?)
-        .stderr(log);
-    let child = command
-        .spawn()
-        .map_err(|error| format!("cannot start {name}: {error}"))?;
-    let uri = format!("nbd+unix:///{export}?socket={}", dir.join(socket).display());
-    let server = Server {
-        name: name.to_owned(),
-        uri,
-        child,
-    };
-    let until = Instant::now() + START_TIMEOUT;
-    loop {
-        let mut ask = Command::new("nbdinfo");
-        let told = ask
-            .args(["--size", &server.uri])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        if told.status()?.success() {
-            return Ok(server);
-        }
-        if Instant::now() > until {
-            let log = std::fs::read_to_string(dir.join(format!("{socket}.log")))?;
-            return Err(format!("{name} does not answer:\n{log}").into());
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Runs one fio job against a server.
-fn fio(server: &Server, job: &[String], mib: u64) -> Result<Sample, Failure> {
-    let before = cpu_seconds(server.child.id())?;
-    let output = Command::new("fio")
-        .args([
-            "--name=job",
-            "--thread",
-            "--ioengine=nbd",
-            "--output-format=json",
-        ])
-        .arg(format!("--uri={}", server.uri))
-        .arg(format!("--size={mib}m"))
-        .args(job)
-        .output()?;
-    let cpu = cpu_seconds(server.child.id())? - before;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let start = text.find('{').unwrap_or(text.len());
-    let report: serde_json::Value = serde_json::from_str(&text[start..])
-        .map_err(|_| format!("fio failed against {}:\n{text}", server.name))?;
-    let side = |name: &str, field: &str| report["jobs"][0][name][field].as_f64().unwrap_or(0.0);
-    let requests = side("read", "total_ios") + side("write", "total_ios");
-    if report["jobs"][0]["error"] != 0 || requests == 0.0 {
-        return Err(format!("fio failed against {}:\n{text}", server.name).into());
-    }
-    let per_second = side("read", "iops") + side("write", "iops");
-    Ok(Sample {
-        per_second,
-        cpu_us: cpu * 1e6 / requests,
-    })
-}
-
-/// Processor time that a process has taken, user and system.
-fn cpu_seconds(pid: u32) -> Result<f64, Failure> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name in parentheses may contain anything; the fields after it do not.
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let mut times = fields
-        .split_whitespace()
-        .skip(11)
-        .map_while(|field| field.parse::<f64>().ok());
-    let (user, system) = (times.next().unwrap_or(0.0), times.next().unwrap_or(0.0));
-    Ok((user + system) / TICKS)
 }
