@@ -6,7 +6,7 @@
 //! must never hand bytes on that were not authenticated. What it costs, the plain path does not pay.
 
 use std::fmt;
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::sync::Arc;
 
 use reactor::SendPart;
@@ -157,35 +157,28 @@ impl TlsStream {
         self.tls.wants_write()
     }
 
-    /// Encrypts the first of these parts, as many as one send takes, and removes them.
+    /// Encrypts the first of these parts, as many as one send takes, and removes them. A record is filled from
+    /// as many parts as it holds: for its client, each costs more than its bytes where they are few.
     pub(super) fn encrypt(&mut self, parts: &mut Vec<SendPart>) -> Result<Vec<u8>, TlsStreamError> {
-        let (mut taken, mut whole) = (0, 0);
-        for part in parts.iter_mut() {
-            let left = ENCRYPTED_AT_ONCE_MAX - taken;
-            if part.len() > left {
-                self.encrypt_front(part, left)?;
-                break;
+        let mut left = ENCRYPTED_AT_ONCE_MAX;
+        let mut slices = Vec::with_capacity(parts.len());
+        for part in parts.iter() {
+            let bytes = bytes_of(part);
+            let taken = bytes.len().min(left);
+            if taken > 0 {
+                slices.push(IoSlice::new(&bytes[..taken]));
+                left -= taken;
             }
-            self.tls.writer().write_all(bytes_of(part))?;
-            taken += part.len();
-            whole += 1;
         }
-        parts.drain(..whole);
+        let given = ENCRYPTED_AT_ONCE_MAX - left;
+        let taken = self.tls.writer().write_vectored(&slices)?;
+        debug_assert_eq!(taken, given, "nothing limits what it takes");
+        remove_front(parts, taken);
         let mut cipher = Vec::with_capacity(taken + (taken >> 6) + 1024);
         while self.tls.wants_write() {
             self.tls.write_tls(&mut cipher)?;
         }
         Ok(cipher)
-    }
-
-    /// Encrypts the first bytes of a part that is too large for one send.
-    fn encrypt_front(&mut self, part: &mut SendPart, bytes: usize) -> Result<(), TlsStreamError> {
-        self.tls.writer().write_all(&bytes_of(part)[..bytes])?;
-        match part {
-            SendPart::Bytes(all) => drop(all.drain(..bytes)),
-            SendPart::Buf(all) => drop(all.split_to(bytes)),
-        }
-        Ok(())
     }
 
     /// Says once that nothing follows. After an alert there is nothing more to say.
@@ -209,6 +202,23 @@ impl TlsStream {
     }
 }
 
+/// Removes so many bytes, and what has none.
+fn remove_front(parts: &mut Vec<SendPart>, mut bytes: usize) {
+    let mut whole = 0;
+    for part in parts.iter_mut() {
+        if part.len() > bytes {
+            match part {
+                SendPart::Bytes(all) => drop(all.drain(..bytes)),
+                SendPart::Buf(all) => drop(all.split_to(bytes)),
+            }
+            break;
+        }
+        bytes -= part.len();
+        whole += 1;
+    }
+    parts.drain(..whole);
+}
+
 fn bytes_of(part: &SendPart) -> &[u8] {
     match part {
         SendPart::Bytes(bytes) => bytes,
@@ -221,5 +231,98 @@ impl fmt::Debug for TlsStream {
         f.debug_struct("TlsStream")
             .field("is_handshaking", &self.tls.is_handshaking())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AUTHORITY: &[u8] = include_bytes!("../../tests/fixtures/tls/ca-cert.pem");
+    const CHAIN: &[u8] = include_bytes!("../../tests/fixtures/tls/server-cert.pem");
+    const KEY: &[u8] = include_bytes!("../../tests/fixtures/tls/server-key.pem");
+    /// A header of a record, its kind in the clear, and its tag.
+    const RECORD_OVERHEAD: usize = 5 + 1 + 16;
+
+    /// Both ends of a connection whose handshake is over.
+    fn connected() -> (TlsStream, rustls::ClientConnection) {
+        let mut roots = rustls::RootCertStore::empty();
+        let authority = CertificateDer::from_pem_slice(AUTHORITY).unwrap();
+        roots.add(authority).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = "localhost".try_into().unwrap();
+        let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+        let config = TlsConfig::from_pem(CHAIN, KEY, None).unwrap();
+        let mut server = TlsStream::new(&config).unwrap();
+        while client.is_handshaking() || client.wants_write() || server.wants_send() {
+            let mut sent = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut sent).unwrap();
+            }
+            server.decrypt(&sent, &mut Vec::new()).unwrap();
+            let answer = server.encrypt(&mut Vec::new()).unwrap();
+            take(&mut client, &answer);
+        }
+        (server, client)
+    }
+
+    /// What a client finds in these bytes.
+    fn take(client: &mut rustls::ClientConnection, mut cipher: &[u8]) -> Vec<u8> {
+        let mut plain = Vec::new();
+        while !cipher.is_empty() {
+            client.read_tls(&mut cipher).unwrap();
+            client.process_new_packets().unwrap();
+            // It ends with "would block": more may come.
+            let _ = client.reader().read_to_end(&mut plain);
+        }
+        plain
+    }
+
+    fn buf(bytes: usize, fill: u8) -> SendPart {
+        let mut buf = reactor::Buf::allocate(bytes).unwrap();
+        buf.fill(fill);
+        SendPart::Buf(buf)
+    }
+
+    #[test]
+    fn replies_that_are_sent_together_share_records() {
+        let (mut server, mut client) = connected();
+        let mut parts = Vec::new();
+        for reply in 0..7 {
+            parts.push(SendPart::Bytes(vec![reply; 16]));
+            parts.push(buf(512, reply));
+        }
+        let cipher = server.encrypt(&mut parts).unwrap();
+        assert!(parts.is_empty());
+        assert_eq!(cipher.len(), 7 * 528 + RECORD_OVERHEAD);
+        let want: Vec<u8> = (0..7).flat_map(|reply| [reply; 528]).collect();
+        assert_eq!(take(&mut client, &cipher), want);
+    }
+
+    #[test]
+    fn what_is_too_much_for_one_send_stays_for_the_next_in_its_order() {
+        let (mut server, mut client) = connected();
+        let mut parts = vec![
+            SendPart::Bytes(vec![1; 16]),
+            buf(ENCRYPTED_AT_ONCE_MAX, 2),
+            SendPart::Bytes(Vec::new()),
+            SendPart::Bytes(vec![3; ENCRYPTED_AT_ONCE_MAX + 1]),
+        ];
+        let mut want = vec![1; 16];
+        want.resize(want.len() + ENCRYPTED_AT_ONCE_MAX, 2);
+        want.resize(want.len() + ENCRYPTED_AT_ONCE_MAX + 1, 3);
+        let (mut plain, mut sends) = (Vec::new(), 0);
+        while !parts.is_empty() {
+            let cipher = server.encrypt(&mut parts).unwrap();
+            plain.extend(take(&mut client, &cipher));
+            sends += 1;
+        }
+        assert_eq!(sends, 3);
+        assert!(plain == want);
     }
 }
