@@ -119,8 +119,8 @@ impl Intake {
     /// TLS begins: what was received and not consumed is its first bytes.
     pub(super) fn begin_tls(&mut self, tls: &mut TlsStream) -> Result<(), TlsStreamError> {
         let mut plain = Vec::new();
-        let staged = self.staging.as_deref().unwrap_or_default();
-        let rest = staged.get(self.start..self.end).unwrap_or_default();
+        let staged = self.staging.as_deref_mut().unwrap_or_default();
+        let rest = staged.get_mut(self.start..self.end).unwrap_or_default();
         let decrypted = tls.decrypt(rest, &mut plain);
         (self.start, self.end) = (0, plain.len());
         self.plain = Some(plain);
@@ -215,7 +215,7 @@ impl Intake {
     /// A receive into the staging buffer has ended; false at the end of the stream.
     pub(super) fn on_received(
         &mut self,
-        buf: Buf,
+        mut buf: Buf,
         result: io::Result<usize>,
         tls: Option<&mut TlsStream>,
     ) -> Result<bool, TlsStreamError> {
@@ -227,7 +227,7 @@ impl Intake {
         let mut decrypted = Ok(());
         if let (Some(plain), Some(tls)) = (&mut self.plain, tls) {
             plain.clear();
-            decrypted = tls.decrypt(&buf[..self.end], plain);
+            decrypted = tls.decrypt(&mut buf[..self.end], plain);
             self.end = plain.len();
         }
         self.staging = Some(buf);

@@ -6,17 +6,31 @@
 //! must never hand bytes on that were not authenticated. What it costs, the plain path does not pay.
 
 use std::fmt;
-use std::io::{IoSlice, Read, Write};
+use std::ops::Range;
 use std::sync::Arc;
 
 use reactor::SendPart;
-use rustls::ServerConnection;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic,
+};
 
 /// Plaintext that one send encrypts, at most: a reactor does nothing else meanwhile.
 const ENCRYPTED_AT_ONCE_MAX: usize = 256 << 10;
+
+/// Plaintext of a record, at most.
+const RECORD_BYTES_MAX: usize = 16 << 10;
+
+/// What a record is longer than its plaintext: its header, its kind, and its tag.
+const RECORD_OVERHEAD: usize = 5 + 1 + 16;
+
+/// Where a record's header says how much follows it.
+const RECORD_LENGTH: Range<usize> = 3..5;
+
+/// What is held back of a message, at most: more than any that rustls takes.
+const HELD_BYTES_MAX: usize = 128 << 10;
 
 /// A server's side of TLS: its certificate, and whose clients' it takes.
 #[derive(Clone)]
@@ -113,78 +127,177 @@ pub(super) enum TlsStreamError {
     Closed,
     #[error(transparent)]
     Tls(#[from] rustls::Error),
-    #[error(transparent)]
-    Io(#[from] std::io::Error),
+    #[error("a message of the handshake is too long")]
+    TooLong,
 }
 
 /// TLS of one connection.
 pub(super) struct TlsStream {
-    tls: Box<ServerConnection>,
+    tls: Box<UnbufferedServerConnection>,
+    /// The begin of a record, or of a message of the handshake, whose rest has not come.
+    held: Vec<u8>,
+    /// What it has to say of its own: answers of the handshake, alerts.
+    own: Vec<u8>,
     is_closing: bool,
 }
 
 impl TlsStream {
     pub(super) fn new(config: &TlsConfig) -> Result<TlsStream, rustls::Error> {
-        let mut tls = Box::new(ServerConnection::new(Arc::clone(&config.0))?);
-        // What is given to it is bounded by the caller, and leaves with the same call.
-        tls.set_buffer_limit(None);
         Ok(TlsStream {
-            tls,
+            tls: Box::new(UnbufferedServerConnection::new(Arc::clone(&config.0))?),
+            held: Vec::new(),
+            own: Vec::new(),
             is_closing: false,
         })
     }
 
-    /// Takes what was received, and appends what it says to `plain`.
+    /// Takes what was received, and appends what it says to `plain`. Records are decrypted where they lie,
+    /// but for those that came in two receives.
     pub(super) fn decrypt(
         &mut self,
-        mut cipher: &[u8],
+        mut cipher: &mut [u8],
         plain: &mut Vec<u8>,
     ) -> Result<(), TlsStreamError> {
-        while !cipher.is_empty() {
-            self.tls.read_tls(&mut cipher)?;
-            self.tls.process_new_packets()?;
-            match self.tls.reader().read_to_end(plain) {
-                Ok(_) => return Err(TlsStreamError::Closed),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
+        while !self.held.is_empty() && !cipher.is_empty() {
+            let (front, rest) = cipher.split_at_mut(self.lacks().min(cipher.len()));
+            cipher = rest;
+            let mut held = std::mem::take(&mut self.held);
+            held.extend_from_slice(front);
+            let used = self.process(&mut held, plain)?;
+            // One that holds nothing keeps no memory either.
+            if used < held.len() {
+                held.drain(..used);
+                self.held = held;
             }
+        }
+        if !cipher.is_empty() {
+            let used = self.process(cipher, plain)?;
+            self.held.extend_from_slice(&cipher[used..]);
+        }
+        match self.held.len() > HELD_BYTES_MAX {
+            true => Err(TlsStreamError::TooLong),
+            false => Ok(()),
+        }
+    }
+
+    /// How many bytes more make a record of what is held. A message of the handshake may need several.
+    fn lacks(&self) -> usize {
+        let record = match self.held.get(RECORD_LENGTH) {
+            Some(length) => {
+                let length = length
+                    .iter()
+                    .fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+                RECORD_LENGTH.end + length
+            }
+            None => RECORD_LENGTH.end,
+        };
+        match record.saturating_sub(self.held.len()) {
+            0 => usize::MAX,
+            lacks => lacks,
+        }
+    }
+
+    /// Takes the records in these bytes; how many bytes they are.
+    fn process(&mut self, bytes: &mut [u8], plain: &mut Vec<u8>) -> Result<usize, TlsStreamError> {
+        let mut used = 0;
+        loop {
+            let UnbufferedStatus { mut discard, state } =
+                self.tls.process_tls_records(&mut bytes[used..]);
+            match state {
+                Ok(ConnectionState::ReadTraffic(mut records)) => {
+                    while let Some(record) = records.next_record() {
+                        let record = record?;
+                        discard += record.discard;
+                        plain.extend_from_slice(record.payload);
+                    }
+                }
+                Ok(ConnectionState::EncodeTlsData(message)) => encode(message, &mut self.own)?,
+                // What was encoded leaves with the next send.
+                Ok(ConnectionState::TransmitTlsData(transmit)) => transmit.done(),
+                Ok(ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_)) => {
+                    return Ok(used + discard);
+                }
+                Ok(_) => return Err(TlsStreamError::Closed),
+                Err(error) => {
+                    self.encode_alert()?;
+                    return Err(error.into());
+                }
+            }
+            used += discard;
+        }
+    }
+
+    /// After an error: what is said of it.
+    fn encode_alert(&mut self) -> Result<(), TlsStreamError> {
+        while let Ok(ConnectionState::EncodeTlsData(message)) =
+            self.tls.process_tls_records(&mut []).state
+        {
+            encode(message, &mut self.own)?;
         }
         Ok(())
     }
 
     /// Whether it has something of its own to send: a handshake's answer, an alert.
     pub(super) fn wants_send(&self) -> bool {
-        self.tls.wants_write()
+        !self.own.is_empty()
     }
 
     /// Encrypts the first of these parts, as many as one send takes, and removes them. A record is filled from
     /// as many parts as it holds: for its client, each costs more than its bytes where they are few.
     pub(super) fn encrypt(&mut self, parts: &mut Vec<SendPart>) -> Result<Vec<u8>, TlsStreamError> {
-        let mut left = ENCRYPTED_AT_ONCE_MAX;
-        let mut slices = Vec::with_capacity(parts.len());
+        let mut cipher = std::mem::take(&mut self.own);
+        if parts.is_empty() {
+            return Ok(cipher);
+        }
+        let bytes: usize = parts.iter().map(SendPart::len).sum();
+        let mut left = bytes.min(ENCRYPTED_AT_ONCE_MAX);
+        cipher.reserve(left + (left / RECORD_BYTES_MAX + 2) * RECORD_OVERHEAD);
+        let ConnectionState::WriteTraffic(mut tls) = self.tls.process_tls_records(&mut []).state?
+        else {
+            return Err(TlsStreamError::Closed);
+        };
+        let taken = left;
+        let mut record = Vec::with_capacity(left.min(RECORD_BYTES_MAX));
         for part in parts.iter() {
             let bytes = bytes_of(part);
-            let taken = bytes.len().min(left);
-            if taken > 0 {
-                slices.push(IoSlice::new(&bytes[..taken]));
-                left -= taken;
+            let mut bytes = &bytes[..bytes.len().min(left)];
+            left -= bytes.len();
+            while !bytes.is_empty() {
+                // What fills records by itself is not copied for them.
+                if record.is_empty() && bytes.len() >= RECORD_BYTES_MAX {
+                    let (whole, rest) =
+                        bytes.split_at(bytes.len() - bytes.len() % RECORD_BYTES_MAX);
+                    encrypt(&mut tls, whole, &mut cipher)?;
+                    bytes = rest;
+                    continue;
+                }
+                let (front, rest) =
+                    bytes.split_at(bytes.len().min(RECORD_BYTES_MAX - record.len()));
+                record.extend_from_slice(front);
+                bytes = rest;
+                if record.len() == RECORD_BYTES_MAX {
+                    encrypt(&mut tls, &record, &mut cipher)?;
+                    record.clear();
+                }
             }
         }
-        let given = ENCRYPTED_AT_ONCE_MAX - left;
-        let taken = self.tls.writer().write_vectored(&slices)?;
-        debug_assert_eq!(taken, given, "nothing limits what it takes");
+        encrypt(&mut tls, &record, &mut cipher)?;
         remove_front(parts, taken);
-        let mut cipher = Vec::with_capacity(taken + (taken >> 6) + 1024);
-        while self.tls.wants_write() {
-            self.tls.write_tls(&mut cipher)?;
-        }
         Ok(cipher)
     }
 
     /// Says once that nothing follows. After an alert there is nothing more to say.
     pub(super) fn close(&mut self) {
-        if !std::mem::replace(&mut self.is_closing, true) {
-            self.tls.send_close_notify();
+        if std::mem::replace(&mut self.is_closing, true) {
+            return;
+        }
+        if let Ok(ConnectionState::WriteTraffic(mut tls)) =
+            self.tls.process_tls_records(&mut []).state
+        {
+            append(&mut self.own, |to| {
+                tls.queue_close_notify(to).map_err(needs)
+            })
+            .ok();
         }
     }
 
@@ -200,6 +313,56 @@ impl TlsStream {
             names: names.unwrap_or_default(),
         }
     }
+}
+
+/// Appends what `write` writes into as much room as it asks for; its error is that number, if it is want of room.
+fn append(
+    to: &mut Vec<u8>,
+    mut write: impl FnMut(&mut [u8]) -> Result<usize, Option<usize>>,
+) -> Result<(), TlsStreamError> {
+    let end = to.len();
+    let mut room = 0;
+    loop {
+        to.resize(end + room, 0);
+        match write(&mut to[end..]) {
+            Ok(written) => {
+                to.truncate(end + written);
+                return Ok(());
+            }
+            Err(Some(needs)) if needs > room => room = needs,
+            Err(_) => {
+                to.truncate(end);
+                return Err(TlsStreamError::Closed);
+            }
+        }
+    }
+}
+
+/// The room that was wanted, if that was it.
+fn needs(error: EncryptError) -> Option<usize> {
+    match error {
+        EncryptError::InsufficientSize(error) => Some(error.required_size),
+        EncryptError::EncryptExhausted => None,
+    }
+}
+
+fn encode(
+    mut message: EncodeTlsData<'_, ServerConnectionData>,
+    to: &mut Vec<u8>,
+) -> Result<(), TlsStreamError> {
+    append(to, |room| match message.encode(room) {
+        Ok(written) => Ok(written),
+        Err(EncodeError::InsufficientSize(error)) => Err(Some(error.required_size)),
+        Err(EncodeError::AlreadyEncoded) => Err(None),
+    })
+}
+
+fn encrypt(
+    tls: &mut WriteTraffic<'_, ServerConnectionData>,
+    plain: &[u8],
+    cipher: &mut Vec<u8>,
+) -> Result<(), TlsStreamError> {
+    append(cipher, |room| tls.encrypt(plain, room).map_err(needs))
 }
 
 /// Removes so many bytes, and what has none.
@@ -230,19 +393,20 @@ impl fmt::Debug for TlsStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsStream")
             .field("is_handshaking", &self.tls.is_handshaking())
+            .field("held", &self.held.len())
             .finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     const AUTHORITY: &[u8] = include_bytes!("../../tests/fixtures/tls/ca-cert.pem");
     const CHAIN: &[u8] = include_bytes!("../../tests/fixtures/tls/server-cert.pem");
     const KEY: &[u8] = include_bytes!("../../tests/fixtures/tls/server-key.pem");
-    /// A header of a record, its kind in the clear, and its tag.
-    const RECORD_OVERHEAD: usize = 5 + 1 + 16;
 
     /// Both ends of a connection whose handshake is over.
     fn connected() -> (TlsStream, rustls::ClientConnection) {
@@ -264,7 +428,7 @@ mod tests {
             while client.wants_write() {
                 client.write_tls(&mut sent).unwrap();
             }
-            server.decrypt(&sent, &mut Vec::new()).unwrap();
+            server.decrypt(&mut sent, &mut Vec::new()).unwrap();
             let answer = server.encrypt(&mut Vec::new()).unwrap();
             take(&mut client, &answer);
         }
@@ -302,6 +466,36 @@ mod tests {
         assert_eq!(cipher.len(), 7 * 528 + RECORD_OVERHEAD);
         let want: Vec<u8> = (0..7).flat_map(|reply| [reply; 528]).collect();
         assert_eq!(take(&mut client, &cipher), want);
+    }
+
+    #[test]
+    fn records_are_put_together_from_pieces_of_any_size_and_nothing_is_held_between_them() {
+        for piece in [1, 3, 5, 1000, 16_406, 40_000] {
+            let (mut server, mut client) = connected();
+            let want: Vec<u8> = (0..50_000_u32).map(|at| (at % 251) as u8).collect();
+            let mut cipher = Vec::new();
+            for part in [&want[..7], &want[7..]] {
+                std::io::Write::write_all(&mut client.writer(), part).unwrap();
+            }
+            while client.wants_write() {
+                client.write_tls(&mut cipher).unwrap();
+            }
+            let mut plain = Vec::new();
+            for received in cipher.chunks_mut(piece) {
+                server.decrypt(received, &mut plain).unwrap();
+            }
+            assert!(plain == want, "in pieces of {piece}");
+            assert_eq!(server.held.capacity(), 0, "in pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_is_an_error_that_the_client_is_told() {
+        let (mut server, _) = connected();
+        let mut bytes = [23, 3, 3, 0, 40].to_vec();
+        bytes.resize(45, 7);
+        assert!(server.decrypt(&mut bytes, &mut Vec::new()).is_err());
+        assert!(server.wants_send());
     }
 
     #[test]
