@@ -30,13 +30,14 @@ const SMOKE_PROGRAMS: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has, minutes each under emulation, each in a boot of its own
 /// there; and the seconds that it may take: about twice what was measured (`docs/testing-kernels.md`).
-const LONG_PROGRAMS: [(&str, u64); 19] = [
+const LONG_PROGRAMS: [(&str, u64); 20] = [
     ("guest_blktests", 1800),
     ("guest_faulty", 1800),
     ("guest_flush", 900),
     ("guest_fs", 1800),
     ("guest_bad_handlers", 900),
     ("guest_modes", 1800),
+    ("guest_nbd", 900),
     ("guest_neighbours", 900),
     ("guest_nfs", 900),
     ("guest_own_slots", 900),
@@ -66,7 +67,7 @@ const TABLE: &str = "FIRN_UBLK_TABLE";
 /// Runs what is named to it, in each argument a path, a file's name and the tests of it that are wanted, a line
 /// each, or all of them; ends with the last bad status.
 const GUEST_SCRIPT: &str = r#"modprobe ublk_drv || exit 1
-modprobe -qa loop dm-delay dm-flakey dm-log-writes
+modprobe -qa nbd loop dm-delay dm-flakey dm-log-writes
 worst=0
 set -f
 IFS='

@@ -6,6 +6,7 @@
 
 pub mod disk_oracle;
 pub mod guest;
+pub mod kernel_nbd;
 pub mod mapped;
 pub mod nbd;
 pub mod watchdog;

@@ -15,6 +15,8 @@ pub struct Client {
     stream: UnixStream,
     handle: u64,
     pub size: u64,
+    /// What the server offers, as transmission flags.
+    pub flags: u16,
 }
 
 /// What the server answered to a request that failed.
@@ -43,6 +45,7 @@ impl Client {
             stream,
             handle: 0,
             size: 0,
+            flags: 0,
         };
         loop {
             let mut head = [0; 20];
@@ -54,6 +57,7 @@ impl Client {
                 REPLY_ACK => return Ok(client),
                 REPLY_INFO if body[..2] == [0, 0] => {
                     client.size = u64::from_be_bytes(body[2..10].try_into().unwrap());
+                    client.flags = u16::from_be_bytes(body[10..12].try_into().unwrap());
                 }
                 REPLY_INFO => {}
                 other => return Err(io::Error::other(format!("refused with {other:#x}"))),

@@ -10,6 +10,7 @@ mod guest_blktests;
 mod guest_faulty;
 mod guest_fs;
 mod guest_modes;
+mod guest_nbd;
 mod guest_neighbours;
 mod guest_nfs;
 mod guest_power;

@@ -358,6 +358,35 @@ fn clients_use_over_tls_what_the_access_list_gives_them_and_nothing_else() {
     );
 }
 
+/// Builds the client in Go, which needs nothing but Go; its path, unless that is not here.
+fn go_client(world: &World) -> Option<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/nbd.go");
+    let program = world.path("go-client").display().to_string();
+    succeeds(world, "go", &["build", "-o", &program, source])?;
+    Some(program)
+}
+
+#[test]
+fn a_client_in_go_finds_what_it_wrote_with_and_without_tls() {
+    let world = World::new();
+    let Some(client) = go_client(&world) else {
+        return;
+    };
+    let socket = world.path("cache.sock").display().to_string();
+    let (server, _) = serve(&world);
+    let said = succeeds(&world, &client, &[&socket, "demo"]).unwrap();
+    assert_eq!(said.trim(), "verified 128 blocks of 100663296 bytes");
+    assert!(server.stop().success());
+    let dir = certificates(&world, "pki", "server", "server");
+    fs::write(world.path("access"), "alice demo\n").unwrap();
+    let access = world.path("access").display().to_string();
+    let flags = ["--nbd-tls", &dir, "--nbd-access", &access];
+    let server = world.serve("cache", &flags);
+    let own = certificates(&world, "alice", "alice", "client");
+    succeeds(&world, &client, &[&socket, "demo", &own]).unwrap();
+    assert!(server.stop().success());
+}
+
 /// A daemon of QEMU's that ends with the test.
 struct Daemon(std::process::Child);
 
