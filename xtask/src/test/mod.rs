@@ -5,6 +5,7 @@
 //! programs, guests, builds of their own. A failing step does not stop the others: one run tells all. The last
 //! line is always `N passed, N failed, N skipped`.
 
+mod aarch64;
 mod background;
 mod count;
 mod guest;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::count::Counts;
 use super::step::{Kind, Lane, Output, Step, test_programs};
-use super::{guest, packages, programs};
+use super::{aarch64, guest, packages, programs};
 use crate::{fuzz, minio, models, package, process, sim, stores, tidy, workspace};
 
 /// Test programs of the binary that drive whole servers.
@@ -27,6 +27,7 @@ fn all_of() -> Vec<Vec<Step>> {
         source_steps(),
         proof_steps(),
         simulator_steps(),
+        aarch64::step().into_iter().collect(),
     ]
 }
 
