@@ -41,6 +41,10 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::iter_over_hash_type)]
 
+// Rings are in the machine's byte order, and formats are little-endian: what one machine writes another must read.
+#[cfg(target_endian = "big")]
+compile_error!("firn runs on little-endian machines alone: its formats are of that order");
+
 mod cache;
 pub mod check;
 mod codec;
