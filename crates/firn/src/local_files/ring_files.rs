@@ -139,7 +139,7 @@ impl RingFiles {
             let in_use = self.in_use();
             (in_use.dir.clone(), in_use.mapped.clone())
         };
-        let Some(dir) = dir else {
+        let Some(dir) = dir.filter(|dir| check_owner(dir).is_ok()) else {
             return;
         };
         let tails = mapped.keys().filter(|ring| ring.tail.is_some());
@@ -181,9 +181,15 @@ impl RingFiles {
     /// The file of a ring of this process, with the directory that it is in. A spare takes the place of a new one.
     fn open_own(&self, ring: RingId, bytes: u64) -> io::Result<File> {
         let known = self.in_use().dir.clone();
-        let dir = match known.filter(|dir| dir.join("cache-dir").exists()) {
-            Some(dir) if dir == self.dir(ring.host) => dir,
-            _ => self.make_dir(ring.host)?,
+        // It may have been removed since, and somebody else's may have its name.
+        let is_whole = |dir: &PathBuf| {
+            *dir == self.dir(ring.host)
+                && check_owner(dir).is_ok()
+                && dir.join("cache-dir").exists()
+        };
+        let dir = match known.filter(is_whole) {
+            Some(dir) => dir,
+            None => self.make_dir(ring.host)?,
         };
         let path = dir.join(file_name(ring));
         if ring.tail.is_some() {

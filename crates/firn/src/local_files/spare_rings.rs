@@ -7,7 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FallocateFlags, RenameFlags};
@@ -31,9 +31,10 @@ impl SpareRings {
     /// Makes one a new file of this many bytes, if there is one and nothing has that name.
     pub(super) fn place_at(&mut self, path: &Path, bytes: u64) {
         while let Some(spare) = self.0.pop() {
-            let has_size = fs::metadata(&spare).is_ok_and(|found| found.len() == bytes);
             let flags = RenameFlags::NOREPLACE;
-            if has_size && rustix::fs::renameat_with(CWD, &spare, CWD, path, flags).is_ok() {
+            if is_own(&spare, bytes)
+                && rustix::fs::renameat_with(CWD, &spare, CWD, path, flags).is_ok()
+            {
                 return;
             }
             remove(&spare);
@@ -47,6 +48,15 @@ impl SpareRings {
     pub(super) fn remove(self) {
         self.0.iter().for_each(|spare| remove(spare));
     }
+}
+
+/// Whether this user made it, and nobody else can have a part in it.
+fn is_own(spare: &Path, bytes: u64) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(spare).is_ok_and(|found| {
+        let is_private = found.mode() & 0o077 == 0 && found.nlink() == 1;
+        found.is_file() && found.len() == bytes && found.uid() == own && is_private
+    })
 }
 
 /// Makes spares of these sizes, as long as that leaves at least half of what is free; answers how many.
@@ -130,6 +140,20 @@ mod tests {
         let mut spares = SpareRings::find(path);
         spares.place_at(&path.join("ring"), 3 * BYTES);
         assert_eq!(names(path), [""; 0]);
+    }
+
+    #[test]
+    fn a_spare_that_others_may_write_to_or_that_is_no_file_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
+        assert_eq!(make(path, &[BYTES; 2]), 2);
+        let others = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        fs::set_permissions(path.join("spare-0"), others).unwrap();
+        fs::rename(path.join("spare-1"), path.join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(path.join("elsewhere"), path.join("spare-1")).unwrap();
+        let mut spares = SpareRings::find(path);
+        spares.place_at(&path.join("ring"), BYTES);
+        assert_eq!(names(path), ["elsewhere"]);
     }
 
     #[test]

@@ -462,7 +462,7 @@ fn a_program_that_serves_is_not_given_up_when_its_time_is_over() {
 }
 
 /// The state of a process as the kernel names it: `T` is stopped.
-fn state(pid: u32) -> char {
+pub(crate) fn state(pid: u32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let after_name = stat.rsplit_once(')').unwrap().1;
     after_name.trim_start().chars().next().unwrap()

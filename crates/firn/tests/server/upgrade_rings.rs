@@ -1,9 +1,12 @@
 //! What an upgrade leaves in the directory of the index rings: memory that no disk gives back.
 
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use crate::common::{Server, World, eventually};
+use crate::upgrade::state;
 
 const VOLUMES: [&str; 6] = [
     "--volume", "a=8MiB", "--volume", "b=8MiB", "--volume", "c=8MiB",
@@ -16,6 +19,37 @@ fn serve(world: &World, plan: &str) -> Server {
     world.serve_as("cache", &args, |command| {
         command.env("FIRN_HANDOVER_AT", plan);
     })
+}
+
+/// The command, which ends with the test.
+struct Upgrade(Child);
+
+impl Upgrade {
+    fn begin(world: &World, api: &str) -> Upgrade {
+        let mut command = world.command(&["--api", api, "upgrade"]);
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+        Upgrade(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Upgrade {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Of the files in the directories of rings whose names begin so.
+fn inodes(world: &World, start: &str) -> BTreeSet<u64> {
+    let files = ring_files(world).into_iter();
+    let named = files.filter(|file| {
+        file.file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .starts_with(start)
+    });
+    named.map(|file| file.metadata().unwrap().ino()).collect()
 }
 
 fn ring_files(world: &World) -> Vec<PathBuf> {
@@ -48,18 +82,31 @@ fn an_upgrade_that_succeeds_fails_or_is_refused_leaves_only_the_rings_in_use() {
 }
 
 #[test]
+fn the_next_programs_rings_are_files_that_were_made_while_clients_were_served() {
+    let world = World::new();
+    let server = serve(&world, "started=sigstop");
+    let api = server.api.clone();
+    let mut upgrade = Upgrade::begin(&world, &api);
+    eventually("the new program stands still", || {
+        state(server.pid()) == 'T'
+    });
+    let spares: BTreeSet<u64> = inodes(&world, "spare-");
+    assert_eq!(spares.len(), VOLUMES.len() / 2);
+    let pid = i32::try_from(server.pid()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert!(upgrade.0.wait().unwrap().success());
+    expect_own_rings_alone(&world, "upgraded");
+    assert!(inodes(&world, "").is_superset(&spares));
+}
+
+#[test]
 fn a_server_that_is_killed_as_it_hands_over_leaves_no_spare_rings_for_good() {
     for step in ["given", "started", "recovered"] {
         let world = World::new();
         let server = serve(&world, &format!("{step}=pause"));
         server.connect("a").write(0, &[7; 4096]).unwrap();
-        let args = ["--api", &server.api, "upgrade"];
-        let mut command = world.command(&args);
-        let mut upgrade = command
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let upgrade = Upgrade::begin(&world, &server.api);
         let log = world.path("cache.stderr");
         eventually("the upgrade stands still", || {
             std::fs::read_to_string(&log)
@@ -67,8 +114,7 @@ fn a_server_that_is_killed_as_it_hands_over_leaves_no_spare_rings_for_good() {
                 .contains("stopped at step")
         });
         server.kill();
-        let _ = upgrade.kill();
-        let _ = upgrade.wait();
+        drop(upgrade);
         let server = serve(&world, "");
         assert_eq!(server.connect("a").read(0, 4096).unwrap(), [7; 4096]);
         expect_own_rings_alone(&world, step);

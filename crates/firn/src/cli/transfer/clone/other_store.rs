@@ -195,6 +195,16 @@ fn remove_work_dir(dir: &Path) -> io::Result<()> {
     finish_removal(dir)?;
     absent_is_done(fs::rename(dir.join("cache"), dir.join(REMOVED_CACHE)))?;
     finish_removal(dir)?;
+    absent_is_done(fs::remove_dir_all(dir.join("rings")))?;
+    // The note of the copy is the last: without it the copy is any volume, and a command that is killed here has nothing to
+    // go on with.
+    let note = ProgressNote::new(dir);
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if !note.is_at(&path) {
+            absent_is_done(fs::remove_file(&path))?;
+        }
+    }
     fs::remove_dir_all(dir)
 }
 

@@ -32,6 +32,10 @@ impl ProgressNote {
         }
     }
 
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        self.path == path
+    }
+
     /// What an earlier command left.
     pub(super) fn read(&self) -> Option<NoteContent> {
         let text = fs::read(&self.path).ok()?;
