@@ -252,8 +252,8 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What its control plane is told.
-    pub(crate) fn control(&self) -> ControlSettings {
+    /// What its control plane is told. The size of the read cache is that of the file if none is configured.
+    pub(crate) fn control(&self, cache_bytes: u64) -> ControlSettings {
         ControlSettings {
             rpo: self.rpo,
             slow_request: self.slow_request,
@@ -261,7 +261,7 @@ impl Settings {
             compact: self.compact,
             trash_keep: self.trash_keep,
             snapshot_schedules: self.snapshot_schedules.clone(),
-            cache_size: Size(self.new_cache_bytes()),
+            cache_size: self.cache_size.unwrap_or(Size(cache_bytes)),
         }
     }
 

@@ -149,11 +149,7 @@ impl ControlPlane {
             boot_sets: BootSets::new(&engine.files().path),
             latencies: LatencyRegistry::new(settings.slow_request),
             schedules: Schedules::default(),
-            settings: SettingsInForce::new(ControlSettings {
-                // That of a file that is there counts where none is configured.
-                cache_size: Size(engine.files().cache.bytes),
-                ..settings
-            }),
+            settings: SettingsInForce::new(settings, Size(engine.files().cache.bytes)),
             cache_file: engine.files().cache.clone(),
         })
     }

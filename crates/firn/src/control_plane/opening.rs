@@ -519,7 +519,7 @@ mod tests {
             ControlPlane::new(
                 &engine,
                 None,
-                settings.control(),
+                settings.control(engine.files().cache.bytes),
                 None,
                 StartRecord::default(),
             )

@@ -14,7 +14,10 @@ use crate::cli::args::SnapshotSchedule;
 use crate::config::{ControlSettings, check_cache_size, check_rpo, check_schedules};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{ChangeSettings, ChangeableSettings, PassedSettings};
-use crate::units::TimeSpan;
+use crate::units::{Size, TimeSpan};
+
+/// The name of the setting that is a file's size.
+const CACHE_SIZE: &str = "cache_size";
 
 /// What the control plane keeps to now.
 #[derive(Debug)]
@@ -27,10 +30,14 @@ pub(super) struct SettingsInForce {
 }
 
 impl SettingsInForce {
-    pub(super) fn new(settings: ControlSettings) -> Self {
+    /// The file of the read cache may have another size than the configured one, in a program that took another's place.
+    pub(super) fn new(settings: ControlSettings, cache_size: Size) -> Self {
         SettingsInForce {
             configured: ChangeableSettings::from(&settings),
-            now: Mutex::new(settings),
+            now: Mutex::new(ControlSettings {
+                cache_size,
+                ..settings
+            }),
             changing: tokio::sync::Mutex::default(),
         }
     }
@@ -68,7 +75,7 @@ fn changed(settings: &ControlSettings, change: &ChangeSettings) -> Result<Contro
         snapshot_schedules,
         cache_size: change.cache_size.unwrap_or(settings.cache_size),
     };
-    check_cache_size(changed.cache_size)?;
+    change.cache_size.map_or(Ok(()), check_cache_size)?;
     check_rpo(changed.rpo)?;
     check_schedules(&changed.snapshot_schedules)?;
     Ok(changed)
@@ -88,6 +95,8 @@ fn by_name(settings: &ChangeableSettings) -> Map<String, Value> {
 fn change_to_keep(passed: &PassedSettings, configured: &ChangeableSettings) -> Map<String, Value> {
     let configured = by_name(configured);
     let mut change = passed.in_force.clone();
+    // It is the file's, until clients are served.
+    change.remove(CACHE_SIZE);
     change.retain(|name, in_force| {
         let before = passed.configured.get(name);
         let is_changed = before.is_some_and(|before| before != in_force);
@@ -97,6 +106,16 @@ fn change_to_keep(passed: &PassedSettings, configured: &ChangeableSettings) -> M
         is_changed && before == configured.get(name)
     });
     change
+}
+
+/// The size that the read cache is to get when a program that is configured so has taken the place of another, whose file
+/// has the size `in_force`: the configured one, if it was not that one's. A program that knew of no such setting had the size
+/// that was configured.
+fn cache_size_wanted(passed: &PassedSettings, configured: Size, in_force: Size) -> Option<Size> {
+    let before = passed.configured.get(CACHE_SIZE).cloned();
+    let before = before.map_or(Ok(in_force), serde_json::from_value);
+    let is_new = before.is_ok_and(|before: Size| before != configured);
+    (is_new && configured != in_force).then_some(configured)
 }
 
 impl From<&ControlSettings> for ChangeableSettings {
@@ -146,6 +165,32 @@ impl ControlPlane {
         }
     }
 
+    /// Gives the read cache the size that is configured anew. Clients are served meanwhile.
+    pub(crate) fn begin_configured_cache_size(self: &Arc<Self>, passed: &PassedSettings) {
+        let (configured, in_force) = (
+            self.settings.configured.cache_size,
+            self.settings().cache_size,
+        );
+        let Some(wanted) = cache_size_wanted(passed, configured, in_force) else {
+            return;
+        };
+        let control = Arc::clone(self);
+        tokio::spawn(async move {
+            let change = ChangeSettings {
+                cache_size: Some(wanted),
+                ..ChangeSettings::default()
+            };
+            if let Err(failure) = control.change_settings(change).await {
+                tracing::warn!(%failure, "the read cache keeps the size that it has, not the configured one; set cache-size again");
+            }
+        });
+    }
+
+    /// Waits until the change that is made has come to its end.
+    pub(crate) async fn finish_changes(&self) {
+        drop(self.settings.changing.lock().await);
+    }
+
     /// Has the server keep to other settings from now on; what they all are then. A change that has begun comes to its
     /// end whether somebody waits for it or not.
     pub(crate) async fn change_settings(
@@ -191,7 +236,7 @@ impl ControlPlane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::{Interval, Size};
+    use crate::units::Interval;
 
     fn with_rpo(seconds: u64) -> ChangeableSettings {
         ChangeableSettings {
@@ -203,6 +248,31 @@ mod tests {
             trash_keep: TimeSpan(Duration::ZERO),
             cache_size: Size(0),
         }
+    }
+
+    #[test]
+    fn a_size_that_is_configured_anew_is_wanted_and_one_that_was_changed_stays() {
+        let mib = |count: u64| Size(count << 20);
+        let passed = |configured: Size| {
+            let settings = ChangeableSettings {
+                cache_size: configured,
+                ..with_rpo(30)
+            };
+            PassedSettings {
+                configured: by_name(&settings),
+                in_force: Map::new(),
+            }
+        };
+        let wanted = |before, configured, in_force| {
+            cache_size_wanted(&passed(mib(before)), mib(configured), mib(in_force))
+        };
+        assert_eq!(wanted(16, 16, 4), None, "changed");
+        assert_eq!(wanted(16, 32, 4), Some(mib(32)), "configured anew");
+        assert_eq!(wanted(16, 32, 32), None, "it is so");
+        assert_eq!(wanted(16, 16, 16), None);
+        let unknown = PassedSettings::default();
+        assert_eq!(cache_size_wanted(&unknown, mib(8), mib(4)), Some(mib(8)));
+        assert_eq!(cache_size_wanted(&unknown, mib(4), mib(4)), None);
     }
 
     #[test]

@@ -120,10 +120,7 @@ fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> 
 /// Opens the cache file. Creates it if it is missing or has another size: its contents can be
 /// fetched again. With direct I/O it takes space as it fills; what there is no room for is not cached.
 pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
-    let path = dir.join("cache");
-    let unfinished = dir.join("cache.new");
-    remove_if_exists(&unfinished)?;
-    let found = fs::metadata(&path).ok().map(|metadata| metadata.len());
+    let (path, found) = find_cache(dir)?;
     let wanted = match (found, settings.cache_size) {
         (Some(bytes), None) => bytes,
         _ => settings.new_cache_bytes(),
@@ -140,28 +137,68 @@ pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
         )
     };
     if found != Some(wanted) {
-        // Its size is what the next server goes by, so it gets its name with that.
-        let grown = open_file(&unfinished, false).and_then(|file| file.set_len(wanted));
-        let named = grown.and_then(|()| fs::rename(&unfinished, &path));
-        named.map_err(failed)?;
+        name_cache(dir, wanted).map_err(failed)?;
     }
-    let made = open_file(&path, false).map_err(failed)?;
-    let (align, _) = direct_io(&path, settings.log_io)?;
-    let file = match align {
-        Some(_) => {
-            open_file(&path, true).map_err(|source| Failure::io("open directly", &path, &source))?
-        }
-        None => {
-            allocate(&made, wanted).map_err(failed)?;
-            made
-        }
-    };
+    let (file, align) = open_cache(&path, settings)?;
+    if align.is_none() {
+        allocate(&file, wanted).map_err(failed)?;
+    }
     Ok(CacheFile {
         path,
         file: Arc::new(file),
         bytes: wanted,
         align,
     })
+}
+
+/// Opens the cache file that the program before used, with the size that it has: clients wait, and the space for another
+/// size may not be there. Which one is configured is looked at when they are served. What space this one lacks costs the
+/// cache, not the server.
+pub(super) fn passed_cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
+    let (path, found) = find_cache(dir)?;
+    if found.is_none() {
+        // Somebody removed it below the program before.
+        name_cache(dir, 0).map_err(|source| Failure::io("make a cache in", dir, &source))?;
+    }
+    let mut bytes = found.unwrap_or(0);
+    let (file, align) = open_cache(&path, settings)?;
+    if align.is_none()
+        && let Err(error) = allocate(&file, bytes)
+    {
+        tracing::warn!(%error, size = %Size(bytes), "the read cache has not the space that it needs without direct I/O, and is empty; make room, and set cache-size again");
+        file.set_len(0)
+            .map_err(|source| Failure::io("cut the read cache", &path, &source))?;
+        bytes = 0;
+    }
+    Ok(CacheFile {
+        path,
+        file: Arc::new(file),
+        bytes,
+        align,
+    })
+}
+
+/// Where the cache file is, and the size of the one that is there.
+fn find_cache(dir: &Path) -> Result<(PathBuf, Option<u64>)> {
+    remove_if_exists(&dir.join("cache.new"))?;
+    let path = dir.join("cache");
+    let found = fs::metadata(&path).ok().map(|metadata| metadata.len());
+    Ok((path, found))
+}
+
+/// Makes a cache file. Its size is what the next server goes by, so it gets its name with that.
+fn name_cache(dir: &Path, bytes: u64) -> io::Result<()> {
+    let unfinished = dir.join("cache.new");
+    open_file(&unfinished, false)?.set_len(bytes)?;
+    fs::rename(&unfinished, dir.join("cache"))
+}
+
+/// Opens the cache file that is there; the alignment of direct I/O if it is open for that.
+fn open_cache(path: &Path, settings: &Settings) -> Result<(File, Option<DioAlign>)> {
+    let (align, _) = direct_io(path, settings.log_io)?;
+    let file = open_file(path, align.is_some());
+    let file = file.map_err(|source| Failure::io("open", path, &source))?;
+    Ok((file, align))
 }
 
 /// Opens a file for reading and writing, with or without the page cache.

@@ -121,15 +121,17 @@ impl CacheDir {
             .canonicalize()
             .map_err(|source| Failure::io("open the cache directory", path, &source))?;
         check_format(&path)?;
-        let lock = match passed.filter(|lock| is_file_at(lock, &path.join("lock"))) {
-            Some(lock) => lock,
-            None => lock_directory(&path)?,
-        };
+        let passed = passed.filter(|lock| is_file_at(lock, &path.join("lock")));
+        let is_passed = passed.is_some();
+        let lock = passed.map_or_else(|| lock_directory(&path), Ok)?;
         write_format(&path)?;
         create::log(&path, settings, progress)?;
         let log = create::open_log(&path, settings.log_io)?;
         wait_for_inflight_io(&path, &log.file)?;
-        let cache = create::cache(&path, settings)?;
+        let cache = match is_passed {
+            true => create::passed_cache(&path, settings)?,
+            false => create::cache(&path, settings)?,
+        };
         Ok(CacheDir {
             path,
             log,

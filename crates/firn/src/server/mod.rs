@@ -128,7 +128,7 @@ fn serve_at(
     let control = Arc::new(ControlPlane::new(
         &engine,
         Some(store),
-        settings.control(),
+        settings.control(engine.files().cache.bytes),
         settings.nbd_tls.as_ref(),
         starts,
     )?);
@@ -219,7 +219,7 @@ async fn run(
     settings: &Settings,
     server: Running<'_>,
     gate: Arc<Gate>,
-    incoming: Incoming,
+    mut incoming: Incoming,
     takes_over: bool,
 ) -> Result<Ending> {
     let (engine, control, api, manager) = server;
@@ -233,8 +233,10 @@ async fn run(
     handover::step("opened")?;
     let lacks_memory = incoming.lacks_memory;
     control.keep_settings(&incoming.settings).await;
+    let passed = std::mem::take(&mut incoming.settings);
     take_over(settings, control, api, incoming)?;
     if takes_over {
+        control.begin_configured_cache_size(&passed);
         start_later(control, lacks_memory);
     }
     let reopen = ReopenTask::start(control, waiting, takes_over);
@@ -432,7 +434,10 @@ async fn prepare_upgrade(
     control.upgrades.on_handing_over();
     // Changes that are under way come to their end.
     drop(close);
-    let at_rest = async { while servers.join_next().await.is_some() {} };
+    let at_rest = async {
+        while servers.join_next().await.is_some() {}
+        control.finish_changes().await;
+    };
     if tokio::time::timeout(timeout, at_rest).await.is_err() {
         return Err(Failure::new(
             FailureCode::UpgradeRefused,

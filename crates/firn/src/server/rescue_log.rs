@@ -131,7 +131,7 @@ impl LogRescue {
         let control = Arc::new(ControlPlane::new(
             &engine,
             Some(store),
-            self.settings.control(),
+            self.settings.control(engine.files().cache.bytes),
             None,
             StartRecord::default(),
         )?);

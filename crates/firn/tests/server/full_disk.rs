@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use crate::common::{Server, World, message};
+use crate::common::{Server, World, eventually, message};
 
 /// Enough for the log, the cache and the small files, and little more.
 const MOUNT: &str = "mount -t tmpfs -o size=84m none cache && echo mounted && exec sleep 600";
@@ -73,15 +73,19 @@ impl Small {
     /// The same with a read cache of this size.
     fn serve_cached(&self, cache: &str, args: &[&str]) -> Server {
         let sizes = ["--log-size", "64MiB", "--cache-size", cache];
-        self.world
-            .serve_as("cache", &[&sizes, args].concat(), |command| {
-                let mut inside = Command::new("nsenter");
-                inside.args(["--mount", "--target", &self.holder.id().to_string()]);
-                inside.arg(format!("--wdns={}", self.world.dir.path().display()));
-                inside.arg(command.get_program()).args(command.get_args());
-                inside.env_remove("FIRN_API");
-                *command = inside;
-            })
+        self.serve_files(&[&sizes, args].concat())
+    }
+
+    /// The same with the sizes that its files have.
+    fn serve_files(&self, args: &[&str]) -> Server {
+        self.world.serve_as("cache", args, |command| {
+            let mut inside = Command::new("nsenter");
+            inside.args(["--mount", "--target", &self.holder.id().to_string()]);
+            inside.arg(format!("--wdns={}", self.world.dir.path().display()));
+            inside.arg(command.get_program()).args(command.get_args());
+            inside.env_remove("FIRN_API");
+            *command = inside;
+        })
     }
 
     /// A file of the cache directory, seen from outside.
@@ -258,4 +262,42 @@ fn a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it
         drop(client);
         world.expect_success(&server, &["sync", "b"]);
     }
+}
+
+#[test]
+fn an_upgrade_on_a_full_disk_keeps_the_size_of_the_read_cache_where_a_larger_one_is_configured() {
+    let Some(small) = Small::new() else { return };
+    let world = &small.world;
+    let config = world.path("firn.toml");
+    let configure = |size: &str| fs::write(&config, format!("cache-size = \"{size}\"\n")).unwrap();
+    configure("12MiB");
+    // Without direct I/O the cache has its space from the start.
+    let args = ["--log-io", "buffered", "--config", config.to_str().unwrap()];
+    let args = [&args[..], &["--volume", "a=8MiB"]].concat();
+    drop(small.serve_cached("12MiB", &args));
+    // Below the small file system: the sizes are those of its files, where the tests' own flags would name some.
+    fs::write(world.path("cache/log"), "").unwrap();
+    let server = small.serve_files(&args);
+    world.expect_success(&server, &["config", "set", "cache-size=1MiB", "rpo=7s"]);
+    let mut client = server.connect("a");
+    client.write(0, &[1; 4096]).unwrap();
+    small.fill();
+    let bytes = || fs::metadata(small.path("cache")).unwrap().len();
+    let rpo = || world.expect_success(&server, &["config", "get"]);
+    for _ in 0..2 {
+        world.expect_success(&server, &["upgrade"]);
+        assert_eq!(client.read(0, 4096).unwrap(), [1; 4096]);
+        assert_eq!(bytes(), 1 << 20);
+    }
+    // One that there is no room for is said, and nothing else depends on it.
+    configure("14MiB");
+    world.expect_success(&server, &["upgrade"]);
+    eventually("a word of it", || {
+        let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+        said.contains("the read cache keeps the size that it has")
+    });
+    assert_eq!(bytes(), 1 << 20);
+    assert!(rpo().contains("rpo = \"7s\""), "{}", rpo());
+    client.write(0, &[2; 4096]).unwrap();
+    client.flush().unwrap();
 }

@@ -1,5 +1,7 @@
 //! Settings that change while the server runs.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -244,4 +246,42 @@ fn a_server_that_is_killed_while_its_cache_changes_size_has_one_of_the_sizes_and
         check_all(&server);
         assert!(server.stop().success());
     }
+}
+
+#[test]
+fn an_upgrade_goes_on_with_the_file_of_the_read_cache_whatever_size_is_configured() {
+    let world = World::new();
+    let configure = |text: &str| std::fs::write(world.path("firn.toml"), text).unwrap();
+    configure("cache-size = \"16MiB\"\n");
+    let args = ["--config", "firn.toml", "--volume", "demo=64MiB"];
+    // The file has a size, so that the flag of these tests does not say one.
+    drop(world.serve("reader", &args));
+    let server = world.serve("reader", &args);
+    // Held open, so that a new file cannot get its number.
+    let file = File::open(world.path("reader/cache")).unwrap();
+    let number = file.metadata().unwrap().ino();
+    let upgraded = || {
+        world.expect_success(&server, &["upgrade"]);
+        let found = std::fs::metadata(world.path("reader/cache")).unwrap();
+        assert_eq!(found.ino(), number, "it was made anew");
+    };
+    world.expect_success(&server, &["config", "set", "cache-size=4MiB", "rpo=7s"]);
+    for _ in 0..2 {
+        upgraded();
+        assert_eq!(settings(&world, &server)["cache_size"], "4MiB");
+        assert_eq!(cache_file_bytes(&world), 4 << 20);
+    }
+    // Who writes another size wants that one.
+    for (size, bytes) in [("32MiB", 32 << 20), ("8MiB", 8 << 20)] {
+        configure(&format!("cache-size = \"{size}\"\n"));
+        upgraded();
+        eventually(size, || settings(&world, &server)["cache_size"] == size);
+        assert_eq!(cache_file_bytes(&world), bytes);
+        assert_eq!(settings(&world, &server)["rpo"], "7s");
+    }
+    // Without one, the file's.
+    configure("");
+    upgraded();
+    assert_eq!(settings(&world, &server)["cache_size"], "8MiB");
+    assert!(server.stop().success());
 }
