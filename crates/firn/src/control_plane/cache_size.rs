@@ -18,6 +18,11 @@ const HELD_TIMEOUT: Duration = Duration::from_secs(60);
 /// From one look at what is held to the next.
 const HELD_DELAY: Duration = Duration::from_millis(5);
 
+/// Steps without a pause, and the pause. The lock that a step takes is every reader's, and it is not fair: whoever takes it
+/// again and again keeps those waiting that wait for it. A large cache has hundreds of thousands of steps.
+const STEPS_MAX: u32 = 4;
+const STEP_DELAY: Duration = Duration::from_micros(100);
+
 impl ControlPlane {
     /// Gives the read cache another size. It keeps what it holds, as far as that fits.
     pub(super) async fn resize_cache(&self, from: Size, to: Size) -> Result<()> {
@@ -60,11 +65,18 @@ fn tell(host: &Host, from: Size, to: Size) -> Result<()> {
 
 /// Waits until nothing is left behind the new end of the file.
 fn shrink(host: &Host) -> Result<()> {
-    let mut held_since = None;
+    let (mut held_since, mut steps) = (None, 0);
     loop {
         match host.shrink_cache() {
             CacheShrink::Done => return Ok(()),
-            CacheShrink::Continue => held_since = None,
+            CacheShrink::Continue => {
+                held_since = None;
+                steps += 1;
+                if steps == STEPS_MAX {
+                    steps = 0;
+                    std::thread::sleep(STEP_DELAY);
+                }
+            }
             CacheShrink::Held => {
                 let since: Instant = *held_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= HELD_TIMEOUT {
