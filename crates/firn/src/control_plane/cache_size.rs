@@ -12,7 +12,8 @@ use super::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::units::Size;
 
-/// How long what is to go may be read or written: longer than a disk's own time-out.
+/// How long what is to go may be read or written: longer than a disk's own time-out. Only the I/O of the file itself
+/// holds it: a read that has to wait for the store gives up its plan first, and content gets its place when it has come.
 const HELD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// From one look at what is held to the next.
@@ -82,8 +83,9 @@ fn shrink(host: &Host) -> Result<()> {
                 if since.elapsed() >= HELD_TIMEOUT {
                     return Err(Failure::new(
                         FailureCode::NotReady,
-                        "the read cache keeps its size: what is to leave has been read or written for a minute; look \
-                         for a slow disk in the kernel log, and set cache-size again",
+                        "the read cache keeps its size: a read or a write of its file, where it is to end, has not \
+                         ended for a minute; look in the kernel log for a disk of the cache directory that is slow or \
+                         does not answer, and set cache-size again",
                     ));
                 }
                 std::thread::sleep(HELD_DELAY);
