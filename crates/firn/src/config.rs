@@ -26,6 +26,8 @@ const LOG_SIZE_DEFAULT: u64 = 1 << 30;
 const CACHE_SIZE_DEFAULT: u64 = 4 << 30;
 /// Smallest read cache that is chosen.
 const CACHE_SIZE_LEAST: u64 = 16 << 20;
+/// The smallest one that can be asked for, but for none at all: a region of the engine's.
+const CACHE_SIZE_MIN: u64 = 64 << 10;
 /// Smallest log: it holds a few of the largest writes and leaves room to reclaim.
 const LOG_SIZE_MIN: u64 = 64 << 20;
 /// Smallest log if --segment-size makes the segments small.
@@ -152,13 +154,15 @@ pub(crate) fn check_rpo(rpo: Duration) -> Result<()> {
     }
 }
 
-/// Whether a read cache can have this size.
+/// Whether a read cache can have this size: one of less than a region could never get another.
 pub(crate) fn check_cache_size(size: Size) -> Result<()> {
-    match size.0.is_multiple_of(FILE_UNIT) {
+    let is_possible = size.0 == 0 || size.0 >= CACHE_SIZE_MIN;
+    match is_possible && size.0.is_multiple_of(FILE_UNIT) {
         true => Ok(()),
-        false => Err(Failure::invalid(
-            "--cache-size must be a multiple of 4096 bytes",
-        )),
+        false => Err(Failure::invalid(format!(
+            "--cache-size {size} must be 0B for none, or at least {} and a multiple of 4096 bytes",
+            Size(CACHE_SIZE_MIN)
+        ))),
     }
 }
 

@@ -113,6 +113,10 @@ fn a_change_that_is_refused_changes_nothing() {
     for (given, words) in [
         (&["slow-request=5ms", "rpo=0s"][..], "more than nothing"),
         (&["rpo=5s", "snapshot-schedule=demo"], "VOLUME=TIME,keep=N"),
+        (
+            &["rpo=5s", "cache-size=60KiB"],
+            "0B for none, or at least 64KiB",
+        ),
         (&["log-size=1GiB"], "firn rescue log --log-size"),
     ] {
         let args = [&["config", "set"], given].concat();
