@@ -125,6 +125,8 @@ pub(crate) struct Settings {
     pub(crate) log_io: LogIo,
     /// Where spans go, if anywhere.
     pub(crate) otlp_endpoint: Option<String>,
+    /// That was asked for here, and not in the environment.
+    pub(crate) needs_spans: bool,
     pub(crate) sandbox: Sandbox,
     /// The file with these settings.
     pub(crate) file: Option<PathBuf>,
@@ -134,10 +136,18 @@ pub(crate) struct Settings {
     pub(crate) store_faults: Option<StoreFaultPlan>,
 }
 
-/// As other programs find it.
+/// As other programs find it. It may be meant for those, with another protocol: one that cannot be used keeps no server from
+/// its start.
 fn otlp_endpoint_of_environment() -> Option<String> {
     let endpoint = std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok();
-    endpoint.filter(|endpoint| !endpoint.is_empty())
+    let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty())?;
+    match spans::check_endpoint(&endpoint) {
+        Ok(()) => Some(endpoint),
+        Err(failure) => {
+            tracing::warn!(%failure, "no spans are sent: OTEL_EXPORTER_OTLP_ENDPOINT of the environment cannot be used");
+            None
+        }
+    }
 }
 
 fn time_or(given: Option<TimeSpan>, default: Duration) -> Duration {
@@ -199,6 +209,7 @@ impl Settings {
             .or(file.cache)
             .unwrap_or_else(|| PathBuf::from(format!("{DATA_DIR}/cache")));
         let nbd_access = flags.nbd_access.or(file.nbd_access);
+        let otlp_endpoint = flags.otlp_endpoint.or(file.otlp_endpoint);
         let settings = Settings {
             store: flags
                 .store
@@ -238,10 +249,8 @@ impl Settings {
                 .unwrap_or_else(|| ring_dir::choose(&cache)),
             free_bytes: free_bytes(&cache),
             cache,
-            otlp_endpoint: flags
-                .otlp_endpoint
-                .or(file.otlp_endpoint)
-                .or_else(otlp_endpoint_of_environment),
+            needs_spans: otlp_endpoint.is_some(),
+            otlp_endpoint: otlp_endpoint.or_else(otlp_endpoint_of_environment),
             sandbox: flags.sandbox.or(file.sandbox).unwrap_or(Sandbox::Off),
             file: flags.config,
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),

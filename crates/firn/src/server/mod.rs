@@ -174,7 +174,13 @@ fn start_runtime(settings: &Settings, takes_over: bool) -> Result<Runtime> {
         blocking_threads::start(runtime.handle(), BLOCKING_THREADS);
     }
     if let Some(endpoint) = &settings.otlp_endpoint {
-        spans::start(endpoint, runtime.handle())?;
+        match spans::start(endpoint, runtime.handle()) {
+            // In an upgrade the program before would fail the same way.
+            Err(failure) if takes_over || !settings.needs_spans => {
+                tracing::warn!(%failure, "no spans are sent");
+            }
+            started => started?,
+        }
     }
     Ok(runtime)
 }

@@ -254,3 +254,19 @@ fn an_address_that_is_none_or_holds_a_password_is_refused() {
         assert!(said.contains(why) && !said.contains("word@"), "{said}");
     }
 }
+
+#[test]
+fn an_address_of_the_environment_that_cannot_be_used_costs_the_spans_and_not_the_server() {
+    for endpoint in ["127.0.0.1:4318", "http://user:word@127.0.0.1:4318"] {
+        let world = World::new();
+        let server = world.serve_as("cache", &["--volume", "demo=64MiB"], |command| {
+            command.env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
+        });
+        world.expect_success(&server, &["upgrade"]);
+        server.get("/v1/gc");
+        assert!(server.stop().success());
+        let said = std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+        let warned = said.contains("OTEL_EXPORTER_OTLP_ENDPOINT of the environment");
+        assert!(warned && !said.contains("word@"), "{said}");
+    }
+}

@@ -258,6 +258,7 @@ fn command(args: &CloneArgs, dir: &Path) -> Result<Command> {
         .env_remove("FIRN_API")
         .env_remove("FIRN_TOKEN_FILE")
         .env_remove("NOTIFY_SOCKET")
+        .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         // A terminal's signals are the command's.
