@@ -9,7 +9,7 @@ mod collector;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, Uri};
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{Span, SpanKind, Status, Tracer, TracerProvider};
 use opentelemetry::{Context, KeyValue};
@@ -50,21 +50,36 @@ struct Export {
     tracer: SdkTracer,
 }
 
-/// Whether spans can go to this address.
+/// Whether spans can go to this address. One that may hold a secret is not told: it would be in what `firn config` prints, on
+/// the command line, and in the log.
 pub(crate) fn check_endpoint(endpoint: &str) -> Result<()> {
     let is_http = |url: &Url| matches!(url.scheme(), "http" | "https") && url.has_host();
-    match Url::parse(endpoint).ok().filter(is_http) {
-        // It would be in what `firn config` prints, and on the command line.
+    let url = Url::parse(endpoint).ok().filter(is_http);
+    // As the exporter reads it.
+    let is_target = Uri::try_from(traces_endpoint(endpoint)).is_ok();
+    let why = match url {
         Some(url) if !url.username().is_empty() || url.password().is_some() => {
-            Err(Failure::invalid(
-                "--otlp-endpoint holds a name or a password; give them in OTEL_EXPORTER_OTLP_HEADERS, in the environment",
-            ))
+            "holds a name or a password; give them in OTEL_EXPORTER_OTLP_HEADERS, in the environment"
+                .to_owned()
         }
-        Some(_) => Ok(()),
-        None => Err(Failure::invalid(format!(
-            "--otlp-endpoint {endpoint:?} is no address of a collector; write http://HOST:4318 or https://HOST:4318"
-        ))),
-    }
+        Some(url) if url.query().is_some() || url.fragment().is_some() => {
+            "has a query or a fragment; leave out what follows ? or #, and give keys in OTEL_EXPORTER_OTLP_HEADERS, in the environment".to_owned()
+        }
+        Some(_) if is_target => return Ok(()),
+        _ => {
+            // `user:secret@host` is an address, of the scheme `user`.
+            let shown = match endpoint.contains(['@', '?', '#']) {
+                true => "(not shown, for it may hold a password)".to_owned(),
+                false => format!("{endpoint:?}"),
+            };
+            format!("{shown} is no address of a collector; write http://HOST:4318 or https://HOST:4318")
+        }
+    };
+    Err(Failure::invalid(format!("--otlp-endpoint {why}")))
+}
+
+fn traces_endpoint(endpoint: &str) -> String {
+    format!("{}{PATH}", endpoint.trim_end_matches('/'))
 }
 
 /// From now on spans are sent to a collector.
@@ -80,7 +95,7 @@ pub(crate) fn start(endpoint: &str, runtime: &Handle) -> Result<()> {
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(Collector::new(runtime.clone()))
-        .with_endpoint(format!("{}{PATH}", endpoint.trim_end_matches('/')))
+        .with_endpoint(traces_endpoint(endpoint))
         .build();
     let exporter = exporter.map_err(|error| failed(error.to_string()))?;
     let limits = BatchConfigBuilder::default()
@@ -181,8 +196,14 @@ mod tests {
             "http://",
             "unix:/x",
             "http://a:b@c",
+            "http://a/?key=secret",
+            "http://a/#secret",
+            "user:secret@a:4318",
+            "//user:secret@a:4318",
+            "a:4318?key=secret",
         ] {
-            assert!(check_endpoint(wrong).is_err(), "{wrong}");
+            let refused = check_endpoint(wrong).unwrap_err().to_string();
+            assert!(!refused.contains("secret"), "{wrong}: {refused}");
         }
     }
 }
