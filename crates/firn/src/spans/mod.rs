@@ -133,7 +133,11 @@ pub(crate) fn stop() {
 pub(crate) fn send_soon() {
     if let Some(export) = EXPORT.get() {
         let provider = export.provider.clone();
-        std::thread::spawn(move || drop(provider.force_flush()));
+        let thread = std::thread::Builder::new().spawn(move || drop(provider.force_flush()));
+        // What waits is lost with this program then; the upgrade goes on.
+        if let Err(error) = thread {
+            tracing::warn!(%error, "no thread sends the spans that wait");
+        }
     }
 }
 
