@@ -10,10 +10,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use axum::http::{HeaderMap, Uri};
-use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::{Span, SpanKind, Status, Tracer, TracerProvider};
-use opentelemetry::{Context, KeyValue};
-use opentelemetry_http::HeaderExtractor;
+use opentelemetry::{Context, KeyValue, Value};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
@@ -29,8 +28,10 @@ use crate::failure::{Failure, FailureCode, Result};
 /// The way of the protocol for spans.
 const PATH: &str = "/v1/traces";
 
-/// Spans that wait to be sent. A span is some hundred bytes.
+/// Spans that wait to be sent. A span is some hundred bytes, for what a client chooses of it is cut.
 const QUEUE_MAX: usize = 2048;
+/// Longest text in a span.
+const TEXT_BYTES_MAX: usize = 256;
 /// Spans in one request to the collector.
 const BATCH_MAX: usize = 512;
 /// Until when those that are fewer wait for more.
@@ -141,6 +142,28 @@ pub(crate) fn send_soon() {
     }
 }
 
+/// The client's trace, as it names it. Its `tracestate`, of any length, is none of this server's business.
+struct Parent<'a>(&'a HeaderMap);
+
+impl Extractor for Parent<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        let value = self.0.get(key).filter(|_| key == "traceparent");
+        value.and_then(|value| value.to_str().ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        vec!["traceparent"]
+    }
+}
+
+/// What a client sent may be of any length, and many spans may wait.
+fn cut(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+    // The rest of its memory would wait, too.
+    text.shrink_to_fit();
+    text
+}
+
 /// What is under way. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Operation(opentelemetry_sdk::trace::Span);
@@ -149,9 +172,10 @@ impl Operation {
     /// A request of the API, as a part of what its client does, if that says so (`traceparent`).
     pub(crate) fn begin_request(name: String, headers: &HeaderMap) -> Option<Operation> {
         let export = EXPORT.get()?;
-        let parent = TraceContextPropagator::new()
-            .extract_with_context(&Context::new(), &HeaderExtractor(headers));
-        let span = export.tracer.span_builder(name).with_kind(SpanKind::Server);
+        let parent =
+            TraceContextPropagator::new().extract_with_context(&Context::new(), &Parent(headers));
+        let span = export.tracer.span_builder(cut(name));
+        let span = span.with_kind(SpanKind::Server);
         let span = span.start_with_context(&export.tracer, &parent);
         Some(Operation(span))
     }
@@ -174,7 +198,11 @@ impl Operation {
         Some(Operation(span))
     }
 
-    pub(crate) fn set(&mut self, name: &'static str, value: impl Into<opentelemetry::Value>) {
+    pub(crate) fn set(&mut self, name: &'static str, value: impl Into<Value>) {
+        let value = match value.into() {
+            Value::String(text) => Value::from(cut(text.into())),
+            other => other,
+        };
         self.0.set_attribute(KeyValue::new(name, value));
     }
 

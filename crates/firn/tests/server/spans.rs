@@ -133,6 +133,7 @@ fn post(server: &Server, path: &str, body: &str) -> u16 {
             "traceparent",
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         )
+        .header("tracestate", "vendor=of-the-client")
         .send(body)
         .unwrap();
     answer.status().as_u16()
@@ -166,6 +167,16 @@ fn requests_of_the_api_snapshots_by_schedule_and_upgrades_are_told_to_a_collecto
     let span = collector.span("POST /v1/volumes/{name}/sync");
     assert_eq!(attribute(&span, "url.path"), "/v1/volumes/none/sync");
     assert_eq!(attribute(&span, "error.type"), "no-such-volume");
+
+    // No more of what a client sends than a span should hold.
+    let long = "x".repeat(4000);
+    assert_eq!(
+        post(&server, &format!("/v1/volumes/{long}/snapshots"), "{}"),
+        400
+    );
+    let span = collector.span("POST /v1/volumes/{name}/snapshots");
+    assert_eq!(attribute(&span, "url.path").len(), 256);
+    assert_eq!(span.trace_state, "");
 
     let mut client = server.connect("demo");
     client.write(0, &[1; 4096]).unwrap();
