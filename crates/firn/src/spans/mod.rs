@@ -30,6 +30,8 @@ const PATH: &str = "/v1/traces";
 
 /// Spans that wait to be sent. A span is some hundred bytes, for what a client chooses of it is cut.
 const QUEUE_MAX: usize = 2048;
+/// For tests: another number of them. Only builds with debug assertions look at it.
+const QUEUE_VARIABLE: &str = "FIRN_SPANS_WAITING";
 /// Longest text in a span.
 const TEXT_BYTES_MAX: usize = 256;
 /// Spans in one request to the collector.
@@ -83,6 +85,14 @@ fn traces_endpoint(endpoint: &str) -> String {
     format!("{}{PATH}", endpoint.trim_end_matches('/'))
 }
 
+fn queue_max() -> usize {
+    let planned = || std::env::var(QUEUE_VARIABLE).ok()?.parse().ok();
+    match cfg!(debug_assertions) {
+        true => planned().unwrap_or(QUEUE_MAX),
+        false => QUEUE_MAX,
+    }
+}
+
 /// From now on spans are sent to a collector.
 pub(crate) fn start(endpoint: &str, runtime: &Handle) -> Result<()> {
     let failed = |why: String| {
@@ -100,7 +110,7 @@ pub(crate) fn start(endpoint: &str, runtime: &Handle) -> Result<()> {
         .build();
     let exporter = exporter.map_err(|error| failed(error.to_string()))?;
     let limits = BatchConfigBuilder::default()
-        .with_max_queue_size(QUEUE_MAX)
+        .with_max_queue_size(queue_max())
         .with_max_export_batch_size(BATCH_MAX)
         .with_scheduled_delay(BATCH_DELAY)
         .build();

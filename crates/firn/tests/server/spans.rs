@@ -220,7 +220,6 @@ fn a_collector_that_is_away_or_never_answers_slows_nothing_and_is_said_once() {
         let args = ["--volume", "demo=64MiB", "--otlp-endpoint", endpoint];
         let server = world.serve("cache", &args);
         let began = Instant::now();
-        // More than wait for the collector at most.
         for _ in 0..250 {
             server.get("/v1/gc");
         }
@@ -280,4 +279,34 @@ fn an_address_of_the_environment_that_cannot_be_used_costs_the_spans_and_not_the
         let warned = said.contains("OTEL_EXPORTER_OTLP_ENDPOINT of the environment");
         assert!(warned && !said.contains("word@"), "{said}");
     }
+}
+
+#[test]
+fn spans_that_there_is_no_room_for_are_left_out_and_no_request_waits_for_room() {
+    let world = World::new();
+    let collector = Collector::start();
+    let args = ["--volume", "demo=64MiB", "--otlp-endpoint"];
+    let args = [&args[..], &[&collector.endpoint]].concat();
+    let server = world.serve_as("cache", &args, |command| {
+        command.env("FIRN_SPANS_WAITING", "32");
+    });
+    // As long as it is held, the collector does not answer.
+    let held = collector.received.lock().unwrap();
+    let mut longest = Duration::ZERO;
+    for _ in 0..300 {
+        let began = Instant::now();
+        server.get("/v1/gc");
+        longest = longest.max(began.elapsed());
+    }
+    drop(held);
+    // Room would have come with the end of a request to the collector, which may take five seconds.
+    assert!(longest < Duration::from_secs(3), "{longest:?}");
+    assert!(server.stop().success());
+    let received = collector.received.lock().unwrap();
+    let told = received
+        .spans
+        .iter()
+        .filter(|span| span.name == "GET /v1/gc");
+    let told = told.count();
+    assert!((1..200).contains(&told), "{told} of 300");
 }
