@@ -45,7 +45,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use adapter::ObjectStoreAdapter;
-pub use dir::DirStore;
+pub use dir::{DirStore, mount_point};
 pub use error::{Error, Kind, Op};
 pub use faults::{FaultKind, FaultPlan, FaultyStore, Rate};
 pub use governor::{Class, GovernedStore, Governor, GovernorPolicy, Permit, WindowBounds};

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::common::{World, message};
+use crate::common::{Server, World, eventually, message};
 
 fn said(world: &World) -> String {
     fs::read_to_string(world.path("cache.stderr")).unwrap()
@@ -109,4 +109,74 @@ fn a_server_that_is_to_be_restricted_from_an_upgrade_on_says_what_that_takes() {
         said(&world)
     );
     assert!(server.stop().success());
+}
+
+/// A directory that is mounted at another, until it is dropped.
+struct Mounted(std::path::PathBuf);
+
+impl Mounted {
+    fn new(of: &std::path::Path, at: &std::path::Path) -> Option<Mounted> {
+        let mount = Command::new("mount").arg("--bind").args([of, at]).output();
+        let is_mounted = mount.is_ok_and(|output| output.status.success());
+        is_mounted.then(|| Mounted(at.to_owned()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_store_that_is_mounted_after_the_start_or_anew_is_reached_by_a_restricted_server() {
+    let world = World::new();
+    let (disk, nas) = (world.path("disk"), world.path("nas"));
+    fs::create_dir(&disk).unwrap();
+    fs::create_dir(&nas).unwrap();
+    let Some(mounted) = Mounted::new(&disk, &nas) else {
+        println!("skipped: this user may not mount");
+        return;
+    };
+    let serve = |sandbox| {
+        let args = ["--store", "nas", "--sandbox", sandbox];
+        let server = world.serve("cache", &[&["--volume", "demo=64MiB"], &args[..]].concat());
+        let is_restricted = said(&world).contains("are out of its reach (Landlock)");
+        let has_landlock = !said(&world).contains("the kernel has no Landlock");
+        (server, is_restricted, has_landlock)
+    };
+    let bring_to_store = |server: &Server, name| {
+        let is_whole = || world.run(server, &["volume", "list"]).status.success();
+        eventually("the store's return", is_whole);
+        server.connect("demo").write(0, &[7; 4096]).unwrap();
+        let snapshot = format!("demo@{name}");
+        world.expect_success(
+            server,
+            &["snapshot", "create", &snapshot, "--wait", "store"],
+        );
+    };
+    let (server, is_restricted, has_landlock) = serve("auto");
+    assert_eq!(is_restricted, has_landlock);
+    bring_to_store(&server, "one");
+    drop(mounted);
+    let mounted = Mounted::new(&disk, &nas).unwrap();
+    bring_to_store(&server, "two");
+    assert!(server.stop().success());
+    drop(mounted);
+
+    // Its log serves, and the mount comes later.
+    for (sandbox, name) in [("auto", "three"), ("require", "four")] {
+        if sandbox == "require" && !has_landlock {
+            println!("skipped: the kernel has no Landlock");
+            continue;
+        }
+        let (server, _, _) = serve(sandbox);
+        assert!(fs::read_dir(&nas).unwrap().next().is_none());
+        let mounted = Mounted::new(&disk, &nas).unwrap();
+        bring_to_store(&server, name);
+        assert!(server.stop().success());
+        drop(mounted);
+        let doubts = said(&world).contains("is it to be mounted");
+        assert_eq!(doubts, has_landlock, "{}", said(&world));
+    }
 }

@@ -45,6 +45,11 @@ pub(super) fn io_error(op: Op, object: &str, source: io::Error) -> Error {
         Io::NotADirectory | Io::IsADirectory if !matches!(op, Op::Open | Op::Put | Op::Create) => {
             (Kind::NotFound, "there is no such object")
         }
+        Io::PermissionDenied if is_restricted() => (
+            Kind::Denied,
+            "no permission: if the store's directory was mounted or replaced after the server's start, --sandbox keeps it out of \
+             reach: start the server again; or check its owner and mode",
+        ),
         Io::PermissionDenied | Io::ReadOnlyFilesystem => (
             Kind::Denied,
             "no permission; check the owner and mode of the store's directory",
@@ -63,4 +68,9 @@ pub(super) fn io_error(op: Op, object: &str, source: io::Error) -> Error {
         ),
     };
     Error::new(kind, op, object, detail).with_source(source)
+}
+
+/// Whether this process has given up files that its user may read: the root directory is everybody's.
+fn is_restricted() -> bool {
+    std::fs::read_dir("/").is_err_and(|error| error.kind() == Io::PermissionDenied)
 }

@@ -37,6 +37,8 @@ use tokio::sync::Semaphore;
 
 use crate::key::check_prefix;
 use crate::{Error, Kind, Op, Result, Store, Version, check_key};
+pub use mount::mount_point;
+
 use direct::DirectBuffers;
 use file::{PRIVATE_DIR, io_error, read, sync_dir};
 use temp::TempFile;

@@ -62,6 +62,12 @@ pub(super) fn hazard(root: &Path) -> Option<String> {
     judge(&find(&text, root)?)
 }
 
+/// Where what is mounted at `path` is mounted. Asks no file system: one that is away would not answer.
+pub fn mount_point(path: &Path) -> Option<PathBuf> {
+    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    Some(find(&text, path)?.at)
+}
+
 fn judge(mount: &Mount) -> Option<String> {
     let family = mount.kind.split('.').next().unwrap_or_default();
     if !SHARED.contains(&family) || canary::active!("network_locks_are_believed") {

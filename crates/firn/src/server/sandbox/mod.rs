@@ -4,6 +4,8 @@
 //! upgrades: they run in the same process. So it lists directories, which last, and not files, which are replaced. Must be
 //! called before the first thread starts: the kernel restricts the thread that asks, and those that it starts.
 
+mod store_place;
+
 use std::env;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -11,9 +13,10 @@ use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    RulesetAttr, RulesetCreatedAttr, RulesetError,
 };
 
+use self::store_place::StorePlace;
 use super::handover;
 use crate::cli::args::Sandbox;
 use crate::config::{ApiListen, Settings};
@@ -84,30 +87,53 @@ pub(super) fn enter(settings: &Settings) -> Result<()> {
     if settings.sandbox == Sandbox::Off {
         return Ok(());
     }
-    make_missing(settings);
-    let needed = needed(settings);
-    let why = match restrict(&needed) {
-        Ok(true) => {
+    let why = match try_enter(settings) {
+        Ok(directories) => {
             tracing::info!(
-                directories = needed.len(),
+                directories,
                 "files that the server does not need are out of its reach (Landlock)"
             );
             return Ok(());
         }
-        Ok(false) => "the kernel has no Landlock, or it is switched off".to_owned(),
-        Err(error) => error.to_string(),
+        Err(why) => why,
     };
     if settings.sandbox == Sandbox::Require {
         return Err(Failure::new(
             FailureCode::NoSandbox,
-            format!(
-                "the server cannot restrict itself, as --sandbox require says: {why}; Landlock is there since Linux 5.19, \
-                 unless lsm= on the kernel's command line leaves it out"
-            ),
+            format!("the server cannot restrict itself, as --sandbox require says: {why}"),
         ));
     }
     tracing::warn!(why, "the server keeps access to all files of its user");
     Ok(())
+}
+
+/// How many directories are left, or why nothing was given up.
+fn try_enter(settings: &Settings) -> std::result::Result<usize, String> {
+    // Without this right the kernel refuses all renames from one directory to another.
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::Refer)
+        .map_err(|_| {
+            "the kernel has no Landlock, or it is switched off; it is there since Linux 5.19, unless lsm= on the \
+             kernel's command line leaves it out"
+                .to_owned()
+        })?;
+    make_missing(settings);
+    let store = store_place::find(settings);
+    if let Some(doubt) = store.as_ref().and_then(|store| store.doubt.as_ref()) {
+        if settings.sandbox == Sandbox::Auto {
+            return Err(format!(
+                "{doubt}; a start with the store there restricts it"
+            ));
+        }
+        tracing::warn!(
+            doubt,
+            "what is mounted for the store from now on may be refused until the server is started again (--sandbox)"
+        );
+    }
+    let needed = needed(settings, store);
+    restrict(ruleset, &needed).map_err(|error| error.to_string())?;
+    Ok(needed.len())
 }
 
 /// What the program before gave up, this one does not have. Where that was nothing it stays so: if this program has to give its
@@ -123,15 +149,10 @@ pub(super) fn check_inherited(settings: &Settings) {
     }
 }
 
-/// Whether it was done: not by a kernel that lacks what the server needs.
-fn restrict(needed: &[(PathBuf, Right)]) -> std::result::Result<bool, RulesetError> {
-    // Without this one the kernel refuses all renames from one directory to another.
-    let ruleset = Ruleset::default()
-        .set_compatibility(CompatLevel::HardRequirement)
-        .handle_access(AccessFs::Refer);
-    let Ok(ruleset) = ruleset else {
-        return Ok(false);
-    };
+fn restrict(
+    ruleset: Ruleset,
+    needed: &[(PathBuf, Right)],
+) -> std::result::Result<(), RulesetError> {
     let mut rules = ruleset
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(RIGHTS))?
@@ -142,12 +163,11 @@ fn restrict(needed: &[(PathBuf, Right)]) -> std::result::Result<bool, RulesetErr
             rules = rules.add_rule(PathBeneath::new(dir, right.access()))?;
         }
     }
-    let status = rules.restrict_self()?;
-    Ok(status.ruleset != RulesetStatus::NotEnforced)
+    rules.restrict_self().map(drop)
 }
 
 /// The directories that a server with these settings needs.
-fn needed(settings: &Settings) -> Vec<(PathBuf, Right)> {
+fn needed(settings: &Settings, store: Option<StorePlace>) -> Vec<(PathBuf, Right)> {
     let mut all = Vec::new();
     let mut add = |dir: PathBuf, right| all.push((dir, right));
     for dir in program_dirs() {
@@ -165,8 +185,8 @@ fn needed(settings: &Settings) -> Vec<(PathBuf, Right)> {
     if has_tokens(settings) {
         add(settings.api.tokens.clone(), Right::Write);
     }
-    if let Some(store) = store_dir(&settings.store) {
-        add(store, Right::Write);
+    if let Some(store) = store {
+        add(store.dir, Right::Write);
     }
     if let Some(tls) = &settings.nbd_tls {
         add(tls.dir.clone(), Right::Read);
@@ -225,14 +245,6 @@ fn socket_paths(settings: &Settings) -> Vec<PathBuf> {
     api.chain(nbd).collect()
 }
 
-/// The directory that is the store, if it is one.
-fn store_dir(url: &str) -> Option<PathBuf> {
-    match url.strip_prefix("file://") {
-        Some(path) => Some(path.into()),
-        None => (!url.contains("://")).then(|| url.into()),
-    }
-}
-
 /// Where a file is. One named without a directory is in this one.
 fn parent(file: &Path) -> PathBuf {
     match file.parent() {
@@ -248,14 +260,13 @@ fn has_tokens(settings: &Settings) -> bool {
 }
 
 /// The server makes its directories as it comes to need them, with these modes; here that is too late. An error shows
-/// when it does.
+/// when it does. That of `--ring-dir` has to be there: nobody makes one that is misspelt.
 fn make_missing(settings: &Settings) {
     let sockets = socket_paths(settings).into_iter();
     let sockets = sockets.map(|socket| (parent(&socket), 0o755));
-    let own = [&settings.cache, &settings.ring_dir].map(|dir| (dir.clone(), 0o700));
+    let cache = [(settings.cache.clone(), 0o700)];
     let tokens = has_tokens(settings).then(|| (settings.api.tokens.clone(), 0o700));
-    let store = store_dir(&settings.store).map(|dir| (dir, 0o777));
-    for (dir, mode) in sockets.chain(own).chain(tokens).chain(store) {
+    for (dir, mode) in sockets.chain(cache).chain(tokens) {
         let _ = DirBuilder::new().recursive(true).mode(mode).create(dir);
     }
 }
@@ -286,6 +297,7 @@ mod tests {
         let other = tempfile::tempdir().unwrap();
         std::fs::write(other.path().join("secret"), "of somebody else").unwrap();
         let settings = settings_in(dir.path());
+        std::fs::create_dir(dir.path().join("rings")).unwrap();
         let restricted = std::thread::spawn(move || {
             if let Err(failure) = enter(&settings) {
                 println!("skipped: {failure}");
@@ -316,10 +328,35 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beside_a_named_file_is_reached_and_a_bucket_is_no_directory() {
-        assert_eq!(store_dir("./a/store"), Some("./a/store".into()));
-        assert_eq!(store_dir("file:///srv/x"), Some("/srv/x".into()));
-        assert_eq!(store_dir("s3://bucket/x"), None);
+    fn a_store_that_was_replaced_after_the_start_is_refused_with_what_that_takes() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = settings_in(dir.path());
+        let store = dir.path().join("store");
+        let (entered, is_entered) = std::sync::mpsc::channel();
+        let (replaced, is_replaced) = std::sync::mpsc::channel();
+        let path = store.clone();
+        let restricted = std::thread::spawn(move || {
+            let entering = enter(&settings);
+            entered.send(()).unwrap();
+            is_replaced.recv().unwrap();
+            entering.map(|()| store::open_url(&path.display().to_string()))
+        });
+        is_entered.recv().unwrap();
+        std::fs::rename(&store, dir.path().join("before")).unwrap();
+        store::open_url(&store.display().to_string()).unwrap();
+        replaced.send(()).unwrap();
+        match restricted.join().unwrap() {
+            Err(failure) => println!("skipped: {failure}"),
+            Ok(opened) => {
+                let said = opened.unwrap_err().chain();
+                assert!(said.contains("mounted or replaced after"), "{said}");
+                assert!(said.contains("start the server again"), "{said}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_lies_beside_a_named_file_is_reached() {
         assert_eq!(parent(Path::new("firn.toml")), Path::new("."));
         assert_eq!(
             parent(Path::new("/etc/firn/firn.toml")),
