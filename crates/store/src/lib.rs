@@ -55,7 +55,7 @@ pub use probe::{Condition, ProbeReport, probe};
 pub use retry::{RetryPolicy, RetryStore};
 pub use single::SingleWriterStore;
 pub use stack::with_policies;
-pub use url::open_url;
+pub use url::{files_of_url, open_url};
 
 /// The result of a store operation.
 pub type Result<T> = std::result::Result<T, Error>;

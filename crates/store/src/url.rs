@@ -3,7 +3,7 @@
 //! A URL of a service that this build lacks is refused by name, with what it does have; a typo
 //! must never silently become a directory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use object_store::memory::InMemory;
@@ -60,6 +60,13 @@ pub fn open_url(url: &str) -> Result<SharedStore> {
             format!("{scheme:?} is not a known kind of store; {SUPPORTED}"),
         )),
     }
+}
+
+/// The files that opening this URL reads, apart from those that the environment names.
+pub fn files_of_url(url: &str) -> Vec<PathBuf> {
+    let cloud = url.split_once("://");
+    let cloud = cloud.filter(|(scheme, _)| cloud::is_scheme(scheme));
+    cloud.map_or_else(Vec::new, |(scheme, rest)| cloud::files(scheme, rest))
 }
 
 fn url_error(url: &str, kind: Kind, detail: String) -> Error {

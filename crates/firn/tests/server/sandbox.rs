@@ -131,7 +131,9 @@ impl Drop for Mounted {
 #[test]
 fn a_store_that_is_mounted_after_the_start_or_anew_is_reached_by_a_restricted_server() {
     let world = World::new();
-    let (disk, nas) = (world.path("disk"), world.path("nas"));
+    // The world's own directory is that of a socket, and reached for that.
+    let other = tempfile::tempdir().unwrap();
+    let (disk, nas) = (other.path().join("disk"), other.path().join("nas"));
     fs::create_dir(&disk).unwrap();
     fs::create_dir(&nas).unwrap();
     let Some(mounted) = Mounted::new(&disk, &nas) else {
@@ -139,7 +141,7 @@ fn a_store_that_is_mounted_after_the_start_or_anew_is_reached_by_a_restricted_se
         return;
     };
     let serve = |sandbox| {
-        let args = ["--store", "nas", "--sandbox", sandbox];
+        let args = ["--store", nas.to_str().unwrap(), "--sandbox", sandbox];
         let server = world.serve("cache", &[&["--volume", "demo=64MiB"], &args[..]].concat());
         let is_restricted = said(&world).contains("are out of its reach (Landlock)");
         let has_landlock = !said(&world).contains("the kernel has no Landlock");
@@ -159,6 +161,12 @@ fn a_store_that_is_mounted_after_the_start_or_anew_is_reached_by_a_restricted_se
     assert_eq!(is_restricted, has_landlock);
     bring_to_store(&server, "one");
     drop(mounted);
+    // A file system that is mounted anew has other inodes.
+    let mut copy = Command::new("cp");
+    copy.args(["-a", "disk", "disk-again"]);
+    let copied = copy.current_dir(other.path()).status().unwrap();
+    assert!(copied.success());
+    let disk = other.path().join("disk-again");
     let mounted = Mounted::new(&disk, &nas).unwrap();
     bring_to_store(&server, "two");
     assert!(server.stop().success());
@@ -178,5 +186,25 @@ fn a_store_that_is_mounted_after_the_start_or_anew_is_reached_by_a_restricted_se
         drop(mounted);
         let doubts = said(&world).contains("is it to be mounted");
         assert_eq!(doubts, has_landlock, "{}", said(&world));
+    }
+}
+
+#[test]
+fn a_restricted_server_reads_the_certificates_that_the_url_of_its_store_names() {
+    let world = World::new();
+    // The world's own directory is that of a socket.
+    let other = tempfile::tempdir().unwrap();
+    let ca = other.path().join("ca.pem");
+    fs::write(&ca, "not a certificate").unwrap();
+    let store = format!("s3://bucket/x?ca={}", ca.display());
+    let args = ["--store", &store, "--sandbox"];
+    for sandbox in ["auto", "require"] {
+        let refused = world.expect_refusal("cache", &[&args[..], &[sandbox]].concat());
+        if refused.contains("the kernel has no Landlock") {
+            println!("skipped: the kernel has no Landlock");
+            return;
+        }
+        assert!(refused.contains("ca.pem"), "{refused}");
+        assert!(!refused.contains("ermission denied"), "{refused}");
     }
 }

@@ -36,6 +36,12 @@ pub(crate) fn is_scheme(scheme: &str) -> bool {
     matches!(scheme, "s3" | "gs" | "az")
 }
 
+/// The files that a URL names. What is wrong with it [`open`] says.
+pub(crate) fn files(scheme: &str, rest: &str) -> Vec<PathBuf> {
+    let url = CloudUrl::parse(scheme, rest).ok();
+    url.and_then(|url| url.ca).into_iter().collect()
+}
+
 /// Opens the bucket that follows `scheme://`. Sends nothing: the probe is the first to ask.
 pub(crate) fn open(scheme: &str, rest: &str) -> Result<SharedStore> {
     // Fails if another part of the process has installed one, which serves as well.

@@ -41,7 +41,7 @@ const SYSTEM: [&str; 7] = [
 ];
 
 /// Files of credentials and certificates that are named by the environment, and read again when they are replaced.
-const FILE_VARIABLES: [&str; 10] = [
+const FILE_VARIABLES: [&str; 11] = [
     "AWS_CA_BUNDLE",
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_CONFIG_FILE",
@@ -51,6 +51,7 @@ const FILE_VARIABLES: [&str; 10] = [
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",
     "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "SERVICE_ACCOUNT",
     "SSL_CERT_FILE",
 ];
 
@@ -196,6 +197,9 @@ fn needed(settings: &Settings, store: Option<StorePlace>) -> Vec<(PathBuf, Right
     }
     if let Some(file) = &settings.file {
         add(parent(file), Right::Read);
+    }
+    for file in store::files_of_url(&settings.store) {
+        add(parent(&file), Right::Read);
     }
     for file in FILE_VARIABLES.iter().filter_map(env::var_os) {
         add(parent(Path::new(&file)), Right::Read);
