@@ -422,8 +422,9 @@ async fn prepare_upgrade(
     let own = settings.clone();
     let checked = tokio::task::spawn_blocking(move || {
         let program = program.map_or_else(handover::own_program, Ok)?;
-        let checked = handover::check_program(&program, &own, timeout);
-        checked.map_err(|failure| match sandbox::describe_refusal(&own, &program) {
+        let is_restricted = sandbox::is_in_force();
+        let checked = handover::check_program(&program, &own, is_restricted, timeout);
+        checked.map_err(|failure| match sandbox::describe_refusal(&program) {
             Some(why) => Failure::new(failure.code, format!("{}; {why}", failure.detail)),
             None => failure,
         })

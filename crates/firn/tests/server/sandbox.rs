@@ -101,12 +101,18 @@ fn a_server_that_is_to_be_restricted_from_an_upgrade_on_says_what_that_takes() {
     let file = world.path("firn.toml");
     fs::write(&file, "volume = [\"demo=64MiB\"]\n").unwrap();
     let server = world.serve("cache", &["--config", "firn.toml"]);
-    fs::write(&file, "volume = [\"demo=64MiB\"]\nsandbox = \"require\"\n").unwrap();
+    fs::write(&file, "volume = [\"demo=64MiB\"]\nsandbox = \"auto\"\n").unwrap();
     world.expect_success(&server, &["upgrade"]);
     assert!(
         said(&world).contains("takes a stop and a start"),
         "{}",
         said(&world)
+    );
+    fs::write(&file, "volume = [\"demo=64MiB\"]\nsandbox = \"require\"\n").unwrap();
+    let refused = message(&world.run(&server, &["upgrade"]));
+    assert!(
+        refused.contains("stop this server and start it again"),
+        "{refused}"
     );
     assert!(server.stop().success());
 }

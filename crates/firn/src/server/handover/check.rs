@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{PROTOCOL, RECORD_VARIABLE, STOPPED_VARIABLE};
+use crate::cli::args::Sandbox;
 use crate::cli::output;
 use crate::config::Settings;
 use crate::failure::{Failure, FailureCode, Result};
@@ -46,6 +47,9 @@ struct Answer {
     cache: PathBuf,
     ring_dir: PathBuf,
     store: String,
+    /// Whether it wants files to be out of its reach that the server before has to have given up.
+    #[serde(default)]
+    requires_sandbox: bool,
 }
 
 impl Answer {
@@ -59,6 +63,7 @@ impl Answer {
             cache: absolute(&settings.cache),
             ring_dir: absolute(&settings.ring_dir),
             store: settings.store.clone(),
+            requires_sandbox: settings.sandbox == Sandbox::Require,
         }
     }
 
@@ -96,6 +101,15 @@ impl Answer {
             differ.0
         ))
     }
+
+    /// Why a server that is restricted or not cannot give what the configuration requires.
+    fn describe_lack(&self, is_restricted: bool) -> Option<String> {
+        (self.requires_sandbox && !is_restricted).then(|| {
+            "the configuration has --sandbox require, and this server has access to all files of its user, which an \
+             upgrade does not change: stop this server and start it again"
+                .to_owned()
+        })
+    }
 }
 
 /// What `firn serve … --handover-check` prints.
@@ -114,10 +128,11 @@ pub(in crate::server) fn own_program() -> Result<PathBuf> {
         .map_or(own.clone(), PathBuf::from))
 }
 
-/// Asks a program. Blocks for as long as it takes, up to `timeout`.
+/// Asks a program, which would go on as `is_restricted` as this one. Blocks for as long as it takes, up to `timeout`.
 pub(in crate::server) fn check_program(
     path: &Path,
     settings: &Settings,
+    is_restricted: bool,
     timeout: Duration,
 ) -> Result<CheckedProgram> {
     let refused = |why: String| {
@@ -132,7 +147,8 @@ pub(in crate::server) fn check_program(
     let file = open_program(path).map_err(&refused)?;
     let answer = run_check(&file, timeout).map_err(&refused)?;
     let own = Answer::of(settings);
-    match answer.describe_incompatibility(&own) {
+    let lack = || answer.describe_lack(is_restricted);
+    match answer.describe_incompatibility(&own).or_else(lack) {
         Some(why) => Err(refused(why)),
         None => Ok(CheckedProgram {
             path: path.to_owned(),
@@ -229,6 +245,7 @@ mod tests {
             cache: "/c".into(),
             ring_dir: "/r".into(),
             store: "file:/s".to_owned(),
+            requires_sandbox: false,
         }
     }
 

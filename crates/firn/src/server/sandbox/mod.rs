@@ -8,6 +8,7 @@ mod store_place;
 
 use std::env;
 use std::fs::DirBuilder;
+use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -140,14 +141,19 @@ fn try_enter(settings: &Settings) -> std::result::Result<usize, String> {
 /// What the program before gave up, this one does not have. Where that was nothing it stays so: if this program has to give its
 /// place back, the one before needs what it had.
 pub(super) fn check_inherited(settings: &Settings) {
-    // Nothing needs the root directory, so no restricted server can list it.
-    let is_free = || std::fs::read_dir("/").is_ok();
-    if settings.sandbox != Sandbox::Off && is_free() {
+    if settings.sandbox != Sandbox::Off && !is_in_force() {
         tracing::warn!(
             "the server keeps access to all files of its user, for the program before had it; --sandbox takes a stop and a \
              start, and a kernel with Landlock"
         );
     }
+}
+
+/// Whether this process is restricted, by this program or one before it.
+pub(super) fn is_in_force() -> bool {
+    // No restricted server needs the root directory, which is everybody's to list.
+    let listed = std::fs::read_dir("/");
+    listed.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
 fn restrict(
@@ -223,9 +229,9 @@ fn program_dirs() -> Vec<PathBuf> {
 }
 
 /// Why the kernel refuses a program, if that is the reason.
-pub(super) fn describe_refusal(settings: &Settings, program: &Path) -> Option<String> {
+pub(super) fn describe_refusal(program: &Path) -> Option<String> {
     let is_within = |dir: PathBuf| program.starts_with(dir);
-    let is_likely = settings.sandbox != Sandbox::Off && !program_dirs().into_iter().any(is_within);
+    let is_likely = is_in_force() && !program_dirs().into_iter().any(is_within);
     is_likely.then(|| {
         "this server was started with --sandbox: a new program has to be below /usr or /opt, or in the directory of the \
          one that runs"
@@ -318,8 +324,7 @@ mod tests {
             for read in ["/proc/meminfo", "/etc/passwd", "/dev/null"] {
                 std::fs::read(read).unwrap_or_else(|error| panic!("{read}: {error}"));
             }
-            let is_refused =
-                |error: std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+            let is_refused = |error: std::io::Error| error.kind() == ErrorKind::PermissionDenied;
             let secret = other.path().join("secret");
             assert!(std::fs::read(&secret).is_err_and(is_refused));
             assert!(std::fs::read_dir(other.path()).is_err_and(is_refused));
