@@ -69,9 +69,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(args) => {
             let is_check = args.handover_check;
-            if args.stop_with_stdin {
-                server::stop_with_stdin();
-            }
+            let stops_with_stdin = args.stop_with_stdin;
             let incoming = match is_check {
                 true => None,
                 false => server::Incoming::of_environment(),
@@ -82,7 +80,7 @@ fn run(cli: Cli) -> Result<()> {
             if is_check {
                 return server::print_check(&settings);
             }
-            server::serve(settings, incoming.unwrap_or_default())
+            server::serve(settings, incoming.unwrap_or_default(), stops_with_stdin)
         }
         Command::Volume(command) => cli::volume(&cli.api, cli.json, &command),
         Command::Attach(args) => {

@@ -42,7 +42,6 @@ use crate::spans::{self, Operation};
 use crate::store_access::{StoreAccess, StoreSettings};
 
 pub(crate) use handover::{Incoming, print_check, roll_back};
-pub(crate) use process::stop_with_stdin;
 pub(crate) use rescue_log::{LogRescue, LogRescueReport};
 
 /// Threads for the API and the store, which mostly wait.
@@ -69,12 +68,19 @@ enum Ending {
 }
 
 /// Runs a server until it is told to stop. `incoming` is what the program before left, if this one takes its place.
-pub(crate) fn serve(settings: Settings, mut incoming: Incoming) -> Result<()> {
+pub(crate) fn serve(
+    settings: Settings,
+    mut incoming: Incoming,
+    stops_with_stdin: bool,
+) -> Result<()> {
     abort_on_panic_under_locks();
     incoming.lacks_memory = process::prepare(incoming.takes_over());
     match incoming.takes_over() {
         false => sandbox::enter(&settings)?,
         true => sandbox::check_inherited(&settings),
+    }
+    if stops_with_stdin {
+        process::stop_with_stdin();
     }
     let _lines = log_lines::write_by_a_thread();
     let manager = Arc::new(ServiceManager::of_environment());

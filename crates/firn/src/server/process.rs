@@ -112,7 +112,7 @@ fn raise_open_files_limit() {
 }
 
 /// Has the end of standard input stop this server as SIGTERM does.
-pub(crate) fn stop_with_stdin() {
+pub(super) fn stop_with_stdin() {
     std::thread::spawn(|| {
         // Whatever is written there, and whatever goes wrong.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
