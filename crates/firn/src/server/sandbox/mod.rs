@@ -59,6 +59,11 @@ const FILE_VARIABLES: [&str; 11] = [
 /// Where such files are when nothing names them, below the home directory.
 const HOME_DIRS: [&str; 3] = [".aws", ".azure", ".config/gcloud"];
 
+/// Directories that many use.
+const SHARED: [&str; 9] = [
+    "/tmp", "/var/tmp", "/run", "/var", "/var/lib", "/home", "/root", "/srv", "/mnt",
+];
+
 /// What may be done below a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Right {
@@ -134,8 +139,41 @@ fn try_enter(settings: &Settings) -> std::result::Result<usize, String> {
         );
     }
     let needed = needed(settings, store);
+    for (dir, _) in &needed {
+        match describe_excess(dir) {
+            Some(Excess::All(why)) => return Err(why),
+            Some(Excess::Much(why)) => {
+                tracing::warn!(why, "more than its own stays in the server's reach")
+            }
+            None => {}
+        }
+    }
     restrict(ruleset, &needed).map_err(|error| error.to_string())?;
     Ok(needed.len())
+}
+
+/// What a rule leaves in reach beyond what it is for.
+enum Excess {
+    All(String),
+    Much(String),
+}
+
+/// Whether a directory is everybody's, or somebody's home. Below one that is named for a file in it is everything beside it, too.
+fn describe_excess(dir: &Path) -> Option<Excess> {
+    let found = dir.canonicalize().ok()?;
+    let shown = found.display();
+    if found == Path::new("/") {
+        let why = "a file or directory of the settings is right in /: then all is needed; name one in a directory of its own";
+        return Some(Excess::All(why.to_owned()));
+    }
+    let home = env::var_os("HOME").and_then(|home| Path::new(&home).canonicalize().ok());
+    let is_home = home.as_ref() == Some(&found) || found.parent() == Some(Path::new("/home"));
+    let is_shared = SHARED.iter().any(|shared| found == Path::new(shared));
+    (is_home || is_shared).then(|| {
+        Excess::Much(format!(
+            "something of the settings is right in {shown}, so all of it is needed; a directory of its own is better"
+        ))
+    })
 }
 
 /// What the program before gave up, this one does not have. Where that was nothing it stays so: if this program has to give its
