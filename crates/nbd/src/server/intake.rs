@@ -127,13 +127,11 @@ impl Intake {
         self.note_end(decrypted)
     }
 
-    /// The end of TLS is no failure: what came before it counts.
+    /// The end of TLS is no failure: what came before it counts. Nothing comes after either.
     fn note_end(&mut self, decrypted: Result<(), TlsStreamError>) -> Result<(), TlsStreamError> {
+        self.has_ended |= decrypted.is_err();
         match decrypted {
-            Err(TlsStreamError::Closed) => {
-                self.has_ended = true;
-                Ok(())
-            }
+            Err(TlsStreamError::Closed) => Ok(()),
             other => other,
         }
     }

@@ -139,6 +139,8 @@ pub(super) struct TlsStream {
     /// What it has to say of its own: answers of the handshake, alerts.
     own: Vec<u8>,
     is_closing: bool,
+    /// After an error only what was to be said of it is sent: nothing is decrypted or encrypted any more.
+    is_broken: bool,
 }
 
 impl TlsStream {
@@ -148,12 +150,33 @@ impl TlsStream {
             held: Vec::new(),
             own: Vec::new(),
             is_closing: false,
+            is_broken: false,
         })
     }
 
     /// Takes what was received, and appends what it says to `plain`. Records are decrypted where they lie,
     /// but for those that came in two receives.
+    ///
+    /// # Errors
+    /// For good: the same with whatever comes later.
     pub(super) fn decrypt(
+        &mut self,
+        cipher: &mut [u8],
+        plain: &mut Vec<u8>,
+    ) -> Result<(), TlsStreamError> {
+        if self.is_broken {
+            return Err(TlsStreamError::Closed);
+        }
+        let result = self.decrypt_records(cipher, plain);
+        // After the client's own end it still hears the answers to what it asked before.
+        if matches!(&result, Err(error) if !matches!(error, TlsStreamError::Closed)) {
+            self.is_broken = true;
+            self.held = Vec::new();
+        }
+        result
+    }
+
+    fn decrypt_records(
         &mut self,
         mut cipher: &mut [u8],
         plain: &mut Vec<u8>,
@@ -227,12 +250,14 @@ impl TlsStream {
         }
     }
 
-    /// After an error: what is said of it.
+    /// After an error: what is said of it. Only as long as there is something: where a message of the handshake has begun
+    /// the library looks for its begin in what it is given.
     fn encode_alert(&mut self) -> Result<(), TlsStreamError> {
-        while let Ok(ConnectionState::EncodeTlsData(message)) =
-            self.tls.process_tls_records(&mut []).state
-        {
-            encode(message, &mut self.own)?;
+        while self.tls.wants_write() {
+            match self.tls.process_tls_records(&mut []).state {
+                Ok(ConnectionState::EncodeTlsData(message)) => encode(message, &mut self.own)?,
+                _ => break,
+            }
         }
         Ok(())
     }
@@ -246,14 +271,21 @@ impl TlsStream {
     /// as many parts as it holds: for its client, each costs more than its bytes where they are few.
     pub(super) fn encrypt(&mut self, parts: &mut Vec<SendPart>) -> Result<Vec<u8>, TlsStreamError> {
         let mut cipher = std::mem::take(&mut self.own);
+        if self.is_broken && !cipher.is_empty() {
+            parts.clear();
+        }
         if parts.is_empty() {
             return Ok(cipher);
+        }
+        if self.is_broken {
+            return Err(TlsStreamError::Closed);
         }
         let bytes: usize = parts.iter().map(SendPart::len).sum();
         let mut left = bytes.min(ENCRYPTED_AT_ONCE_MAX);
         cipher.reserve(left + (left / RECORD_BYTES_MAX + 2) * RECORD_OVERHEAD);
-        let ConnectionState::WriteTraffic(mut tls) = self.tls.process_tls_records(&mut []).state?
-        else {
+        // With what is held: the begin of a message may be in it, and stays there.
+        let UnbufferedStatus { discard, state } = self.tls.process_tls_records(&mut self.held);
+        let ConnectionState::WriteTraffic(mut tls) = state? else {
             return Err(TlsStreamError::Closed);
         };
         let taken = left;
@@ -282,23 +314,24 @@ impl TlsStream {
             }
         }
         encrypt(&mut tls, &record, &mut cipher)?;
+        self.held.drain(..discard);
         remove_front(parts, taken);
         Ok(cipher)
     }
 
     /// Says once that nothing follows. After an alert there is nothing more to say.
     pub(super) fn close(&mut self) {
-        if std::mem::replace(&mut self.is_closing, true) {
+        if std::mem::replace(&mut self.is_closing, true) || self.is_broken {
             return;
         }
-        if let Ok(ConnectionState::WriteTraffic(mut tls)) =
-            self.tls.process_tls_records(&mut []).state
-        {
+        let UnbufferedStatus { discard, state } = self.tls.process_tls_records(&mut self.held);
+        if let Ok(ConnectionState::WriteTraffic(mut tls)) = state {
             append(&mut self.own, |to| {
                 tls.queue_close_notify(to).map_err(needs)
             })
             .ok();
         }
+        self.held.drain(..discard);
     }
 
     /// The client's, once the handshake of TLS is over.
@@ -400,7 +433,7 @@ impl fmt::Debug for TlsStream {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
 
     use super::*;
 
@@ -408,8 +441,8 @@ mod tests {
     const CHAIN: &[u8] = include_bytes!("../../tests/fixtures/tls/server-cert.pem");
     const KEY: &[u8] = include_bytes!("../../tests/fixtures/tls/server-key.pem");
 
-    /// Both ends of a connection whose handshake is over.
-    fn connected() -> (TlsStream, rustls::ClientConnection) {
+    /// A client that shows no certificate.
+    fn client() -> rustls::ClientConnection {
         let mut roots = rustls::RootCertStore::empty();
         let authority = CertificateDer::from_pem_slice(AUTHORITY).unwrap();
         roots.add(authority).unwrap();
@@ -420,7 +453,12 @@ mod tests {
             .with_root_certificates(roots)
             .with_no_client_auth();
         let name = "localhost".try_into().unwrap();
-        let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+        rustls::ClientConnection::new(Arc::new(config), name).unwrap()
+    }
+
+    /// Both ends of a connection whose handshake is over.
+    fn connected() -> (TlsStream, rustls::ClientConnection) {
+        let mut client = client();
         let config = TlsConfig::from_pem(CHAIN, KEY, None).unwrap();
         let mut server = TlsStream::new(&config).unwrap();
         while client.is_handshaking() || client.wants_write() || server.wants_send() {
@@ -453,6 +491,100 @@ mod tests {
         SendPart::Buf(buf)
     }
 
+    /// A server that wants certificates, whose handshake has not begun.
+    fn strict() -> TlsStream {
+        let config = TlsConfig::from_pem(CHAIN, KEY, Some(AUTHORITY)).unwrap();
+        TlsStream::new(&config).unwrap()
+    }
+
+    /// The first message of a client.
+    fn hello() -> Vec<u8> {
+        let mut client = client();
+        let mut sent = Vec::new();
+        client.write_tls(&mut sent).unwrap();
+        sent
+    }
+
+    #[test]
+    fn a_client_without_a_certificate_hears_why_in_however_few_records_it_says_so() {
+        let mut client = client();
+        let mut server = strict();
+        let mut broken = None;
+        for _ in 0..4 {
+            let mut sent = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut sent).unwrap();
+            }
+            broken = server.decrypt(&mut sent, &mut Vec::new()).err();
+            if broken.is_some() {
+                break;
+            }
+            take(&mut client, &server.encrypt(&mut Vec::new()).unwrap());
+        }
+        assert!(matches!(broken, Some(TlsStreamError::Tls(_))), "{broken:?}");
+        // Replies that wait cannot be encrypted any more; the alert leaves.
+        let mut parts = vec![SendPart::Bytes(vec![1; 16])];
+        let mut alert = &server.encrypt(&mut parts).unwrap()[..];
+        client.read_tls(&mut alert).unwrap();
+        let heard = client.process_new_packets().unwrap_err();
+        assert!(
+            matches!(heard, rustls::Error::AlertReceived(_)),
+            "{heard:?}"
+        );
+        assert!(
+            server
+                .encrypt(&mut vec![SendPart::Bytes(vec![1; 16])])
+                .is_err()
+        );
+        assert!(server.decrypt(&mut [23, 3, 3], &mut Vec::new()).is_err());
+        server.close();
+        assert!(!server.wants_send());
+    }
+
+    #[test]
+    fn a_handshake_that_is_cut_anywhere_ends_without_a_panic() {
+        let hello = hello();
+        let strange: [&[u8]; 3] = [
+            &[22, 3, 1, 0, 1, 1, 255, 3, 3, 0, 1, 0],
+            &[22, 3, 1, 0, 1, 1, 22, 3, 3, 0, 1, 0, 22, 3, 3, 0, 1, 255],
+            &[20, 3, 3, 0, 1, 1, 21, 3, 3, 0, 2, 2, 40],
+        ];
+        let cuts = (0..hello.len()).map(|cut| &hello[..cut]);
+        for bytes in cuts.chain(strange) {
+            for piece in [1, 7, usize::MAX] {
+                let mut server = strict();
+                for part in bytes.to_vec().chunks_mut(piece.min(bytes.len().max(1))) {
+                    let _ = server.decrypt(part, &mut Vec::new());
+                    let _ = server.encrypt(&mut Vec::new());
+                }
+                let _ = server.encrypt(&mut vec![SendPart::Bytes(vec![1; 16])]);
+                server.close();
+                let _ = server.encrypt(&mut Vec::new());
+            }
+        }
+    }
+
+    #[test]
+    fn replies_leave_while_a_part_of_a_message_is_held() {
+        let (mut server, mut client) = connected();
+        client.refresh_traffic_keys().unwrap();
+        client.writer().write_all(&[9; 100]).unwrap();
+        let mut sent = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut sent).unwrap();
+        }
+        let mut plain = Vec::new();
+        for byte in sent.chunks_mut(1) {
+            server.decrypt(byte, &mut plain).unwrap();
+            let mut parts = vec![SendPart::Bytes(vec![3; 16])];
+            let answer = server.encrypt(&mut parts).unwrap();
+            assert_eq!(take(&mut client, &answer), [3; 16]);
+        }
+        assert_eq!(plain, [9; 100]);
+        server.close();
+        assert!(server.wants_send());
+    }
+
     #[test]
     fn replies_that_are_sent_together_share_records() {
         let (mut server, mut client) = connected();
@@ -475,7 +607,7 @@ mod tests {
             let want: Vec<u8> = (0..50_000_u32).map(|at| (at % 251) as u8).collect();
             let mut cipher = Vec::new();
             for part in [&want[..7], &want[7..]] {
-                std::io::Write::write_all(&mut client.writer(), part).unwrap();
+                Write::write_all(&mut client.writer(), part).unwrap();
             }
             while client.wants_write() {
                 client.write_tls(&mut cipher).unwrap();

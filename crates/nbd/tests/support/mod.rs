@@ -136,6 +136,27 @@ pub struct World {
     dir: tempfile::TempDir,
 }
 
+impl Drop for World {
+    /// Whatever a client sends, no connection's source panics: others would hear nothing of it, and no test either.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for reactor in &self.reactors {
+            let (to, answer) = std::sync::mpsc::channel();
+            let asked = reactor
+                .handle()
+                .post(move |core| to.send(core.stats().panics).unwrap_or_default());
+            // One that has been stopped answers nothing.
+            if asked.is_ok()
+                && let Ok(panics) = answer.recv_timeout(DEADLINE)
+            {
+                assert_eq!(panics, 0, "sources panicked");
+            }
+        }
+    }
+}
+
 impl World {
     pub fn new(setup: Setup) -> World {
         let reactors: Vec<Reactor> = (0..setup.reactors)
