@@ -136,7 +136,8 @@ impl KernelNbd {
     }
 
     /// Ends a disk.
-    pub fn disconnect(&self, device: u32) {
-        self.ask(self.family, DISCONNECT, &index(device)).unwrap();
+    /// Whether the kernel has taken it.
+    pub fn disconnect(&self, device: u32) -> bool {
+        self.ask(self.family, DISCONNECT, &index(device)).is_ok()
     }
 }

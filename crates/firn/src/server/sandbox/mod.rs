@@ -27,7 +27,15 @@ use crate::failure::{Failure, FailureCode, Result};
 const RIGHTS: ABI = ABI::V5;
 
 /// Programs and what they load. A package replaces files there, and a new program is executed from there.
-const PROGRAMS: [&str; 6] = ["/usr", "/opt", "/bin", "/sbin", "/lib", "/lib64"];
+const PROGRAMS: [&str; 7] = [
+    "/usr",
+    "/opt",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/nix/store",
+];
 
 /// What a program of the system reads: names, certificates, the time zone, and itself. In /etc files are replaced by
 /// others of their name, so single ones cannot be listed.
@@ -39,6 +47,15 @@ const SYSTEM: [&str; 7] = [
     "/run/resolvconf",
     "/run/NetworkManager",
     "/run/nscd",
+];
+
+/// Files of the system that are links to elsewhere on some systems.
+const LINKED: [&str; 5] = [
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/ssl/cert.pem",
 ];
 
 /// Files of credentials and certificates that are named by the environment, and read again when they are replaced.
@@ -221,6 +238,9 @@ fn needed(settings: &Settings, store: Option<StorePlace>) -> Vec<(PathBuf, Right
     for dir in SYSTEM {
         add(dir.into(), Right::Read);
     }
+    for dir in linked_dirs(&LINKED) {
+        add(dir, Right::Read);
+    }
     add("/dev".into(), Right::WriteDevices);
     for socket in socket_paths(settings) {
         add(parent(&socket), Right::Write);
@@ -257,6 +277,17 @@ fn needed(settings: &Settings, store: Option<StorePlace>) -> Vec<(PathBuf, Right
         }
     }
     all
+}
+
+/// Where these files really are, if they are links. A target may be missing yet: whoever makes it makes it there.
+fn linked_dirs(files: &[&str]) -> Vec<PathBuf> {
+    let target = |file: &&str| {
+        let link = Path::new(file).read_link().ok()?;
+        let target = parent(Path::new(file)).join(link);
+        Some(target.canonicalize().unwrap_or(target))
+    };
+    let targets = files.iter().filter_map(target);
+    targets.map(|target| parent(&target)).collect()
 }
 
 /// Where a program may be that takes this one's place.
@@ -339,6 +370,29 @@ mod tests {
     }
 
     /// The kernel restricts a thread, so that the tests beside it go on.
+    #[test]
+    fn what_a_systems_file_links_to_is_reached_also_before_it_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        for at in ["etc", "there"] {
+            std::fs::create_dir(base.join(at)).unwrap();
+        }
+        std::fs::write(base.join("there/real"), "").unwrap();
+        std::fs::write(base.join("etc/plain"), "").unwrap();
+        let names = [
+            ("a", "../there/real"),
+            ("b", "/nowhere/run/resolv.conf"),
+            ("plain", ""),
+        ];
+        for (name, target) in &names[..2] {
+            std::os::unix::fs::symlink(target, base.join("etc").join(name)).unwrap();
+        }
+        let files = names.map(|(name, _)| base.join("etc").join(name));
+        let files: Vec<&str> = files.iter().map(|file| file.to_str().unwrap()).collect();
+        let dirs = linked_dirs(&files);
+        assert_eq!(dirs, [base.join("there"), "/nowhere/run".into()]);
+    }
+
     #[test]
     fn the_server_reaches_what_its_settings_name_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
