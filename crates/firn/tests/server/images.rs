@@ -170,6 +170,8 @@ fn a_command_that_fails_or_is_interrupted_leaves_nothing_behind() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
+        // Its end would be the image's.
+        let input = child.stdin.take();
         eventually("it is at work", || {
             let names = world.volume_names(&server);
             let other = names.iter().find(|name| *name != "demo");
@@ -182,10 +184,46 @@ fn a_command_that_fails_or_is_interrupted_leaves_nothing_behind() {
         let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(130), "{args:?}");
+        drop(input);
         assert_eq!(world.volume_names(&server), ["demo"], "{args:?}");
     }
     let left = |name: &str| world.path(name).exists();
     assert!(!left("copy") && !left("copy.partial") && !left("missing"));
+}
+
+#[test]
+fn an_import_that_is_interrupted_after_the_image_arrived_keeps_it_and_says_what_is_left_to_do() {
+    let world = World::new();
+    // A recovery point so far away that only the command asks for an upload.
+    let server = world.serve("cache", &["--rpo", "1h"]);
+    let mut import = world
+        .command(&["--api", &server.api, "import", "-", "new", "--size", "4MiB"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let connections = || world.show(&server, "new")["nbd"]["connections"].as_u64();
+    eventually("it is at work", || {
+        world.volume_names(&server) == ["new"] && connections().is_some_and(|count| count > 0)
+    });
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    import.stdin.take().unwrap().write_all(&[7; 16384]).unwrap();
+    eventually("it waits for the store", || {
+        connections() == Some(0) && server.get("/readyz").1.contains("store: writes fail")
+    });
+    let pid = rustix::process::Pid::from_raw(import.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = import.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let said = message(&output);
+    assert!(said.contains("the image is in new"), "{said}");
+    fs::rename(world.path("away"), world.path("store")).unwrap();
+    for step in ["sync", "detach"] {
+        assert!(said.contains(&format!("firn {step} new")), "{said}");
+        world.expect_success(&server, &[step, "new"]);
+    }
+    world.expect_success(&server, &["export", "new", "copy"]);
+    assert_eq!(fs::read(world.path("copy")).unwrap()[..16384], [7; 16384]);
 }
 
 #[test]

@@ -51,7 +51,11 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
     let uris = attach(&client, args.volume_name())?;
     if !was_open {
         let (client, name) = (client.clone(), args.volume_name().to_owned());
-        undo.add(move || drop(detach(&client, &name, true)));
+        undo.add(move || {
+            if let Err(failure) = detach(&client, &name, true) {
+                eprintln!("firn: {name} stays attached (firn detach {name} --force): {failure}");
+            }
+        });
     }
     let copied = match args.format {
         Some(ImageFormat::Qcow2) => copy_qcow2(args, &volume, &uris),
@@ -64,8 +68,17 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
             return Err(explain(failure, &client, args));
         }
     };
+    let name = args.volume_name();
+    let then_detach = match was_open {
+        true => String::new(),
+        false => format!("; then firn detach {name}"),
+    };
+    undo.keep_so_far(format!(
+        "interrupted: the image is in {name}, and the store may not have all of it yet (firn sync {name}{then_detach})"
+    ));
+    let finished = finish(&client, name, &mut marks, was_open);
     undo.keep();
-    finish(&client, args.volume_name(), &mut marks, was_open)?;
+    finished?;
     if json {
         return output::json(&json!({
             "volume": args.volume_name(),
@@ -214,7 +227,10 @@ fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -
         let (client, name) = (client.clone(), args.volume_name().to_owned());
         undo.add(move || {
             let removed = Marks::new(&client, &name).remove();
-            drop(removed.and_then(|()| client.delete(&trash::for_good(&name))));
+            let deleted = removed.and_then(|()| client.delete(&trash::for_good(&name)));
+            if let Err(failure) = deleted {
+                eprintln!("firn: {name} stays, with what was written to it so far (firn volume delete {name}): {failure}");
+            }
         });
     }
     Ok(created)

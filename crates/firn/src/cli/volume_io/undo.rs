@@ -66,6 +66,14 @@ impl Undo {
         self.begun.steps().clear();
         self.begun.leave_the_end_to_the_signal();
     }
+
+    /// What was done stays, and more follows: a signal that ends the command before the next [`keep`](Undo::keep) has it
+    /// say `how_far` it is.
+    pub(in crate::cli) fn keep_so_far(&self, how_far: String) {
+        let say: Step = Box::new(move || eprintln!("firn: {how_far}"));
+        *self.begun.steps() = vec![say];
+        self.begun.leave_the_end_to_the_signal();
+    }
 }
 
 impl UndoLog {
