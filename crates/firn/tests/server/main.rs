@@ -9,6 +9,7 @@ mod common;
 
 mod access;
 mod api;
+mod api_fuzz;
 mod bad_input;
 mod bench;
 mod branches;
