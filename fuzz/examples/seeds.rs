@@ -104,6 +104,20 @@ fn ublk_choices() -> Vec<(String, Vec<u8>)> {
     ]
 }
 
+/// Steps of a client and a server that understand each other, and the begins of handshakes.
+fn nbd_tls() -> Vec<Vec<u8>> {
+    vec![
+        vec![
+            0, 0, 100, 2, 0, 3, 9, 4, 0, 0, 20, 1, 7, 1, 60, 3, 200, 2, 0, 5, 0, 2, 0, 3, 4, 6, 1,
+            3, 1,
+        ],
+        vec![0, 0, 255, 1, 100, 6, 50, 2, 0, 3, 9, 0, 9, 2, 0],
+        vec![0, 0, 8, 7, 5, 23, 3, 3, 0, 9, 2, 0, 3, 1],
+        vec![130, 22, 3, 1, 0, 1, 1, 255, 3, 3, 0, 1, 0],
+        vec![255, 20, 3, 3, 0, 1, 1, 21, 3, 3, 0, 2, 2, 40],
+    ]
+}
+
 fn main() -> std::io::Result<()> {
     let directory = std::env::args_os().nth(1).expect("usage: seeds DIRECTORY");
     let mut seeds: Vec<(String, Vec<u8>)> = volume::fuzzing::seeds()
@@ -112,6 +126,7 @@ fn main() -> std::io::Result<()> {
         .collect();
     seeds.push(("nbd_session".into(), nbd_session()));
     seeds.push(("nbd_session".into(), nbd_extended_session()));
+    seeds.extend(nbd_tls().into_iter().map(|input| ("nbd_tls".into(), input)));
     seeds.extend(
         messenger_frames()
             .into_iter()
@@ -136,10 +151,14 @@ fn main() -> std::io::Result<()> {
     frames.extend([19, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     seeds.push(("messenger_hosts".into(), frames));
     seeds.extend(ublk_choices());
-    for (number, (target, input)) in seeds.into_iter().enumerate() {
-        let folder = Path::new(&directory).join(target);
+    let mut written = std::collections::BTreeMap::<String, usize>::new();
+    for (target, input) in seeds {
+        let folder = Path::new(&directory).join(&target);
         std::fs::create_dir_all(&folder)?;
+        // Numbered by target: a seed of one does not rename those of others.
+        let number = written.entry(target).or_default();
         std::fs::write(folder.join(format!("seed-{number:02}")), input)?;
+        *number += 1;
     }
     Ok(())
 }

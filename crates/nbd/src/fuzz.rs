@@ -7,6 +7,9 @@ use crate::codec::{
 };
 use blkmq::io::Geometry;
 
+#[cfg(any(test, fuzzing))]
+pub use crate::server::tls_fuzz::tls_stream;
+
 /// An answer to one option never grows beyond this with the directory used here.
 const ANSWER_BYTES_MAX: usize = 4096;
 

@@ -15,6 +15,8 @@ mod listen;
 mod outbox;
 mod registry;
 mod tls;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod tls_fuzz;
 mod token;
 mod transport;
 
