@@ -65,7 +65,7 @@ fn check_outage(
     let world = World::new();
     let flags = ["--store", &url, "--rpo", "1s", "--volume", "demo=64MiB"];
     let server = world.serve("cache", &flags);
-    let log = || std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let log = || world.server_log();
     let time = outage_time(seconds);
     let ends = AtomicBool::new(false);
     let written = std::thread::scope(|scope| {

@@ -191,7 +191,7 @@ fn keys_of_an_instance_change_while_the_server_runs_and_a_missing_role_is_no_mis
             .env_remove("AWS_ACCESS_KEY_ID")
             .env_remove("AWS_SECRET_ACCESS_KEY");
     });
-    let log = || std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let log = || world.server_log();
     let mut client = server.connect("demo");
     client.write(0, &pattern(1)).unwrap();
     world.expect_success(&server, &["sync", "demo"]);

@@ -73,6 +73,23 @@ impl World {
         self.dir.path().join(name)
     }
 
+    /// What the servers with the cache directory `cache` have written to stderr so far, those before the running one
+    /// included.
+    pub fn server_log(&self) -> String {
+        std::fs::read_to_string(self.path("cache.stderr")).unwrap()
+    }
+
+    /// A copy of the program in this directory, which takes the place of what is there as a package's does.
+    pub fn install(&self, dir: &str) -> PathBuf {
+        let dir = self.path(dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let unpacked = dir.join("firn.dpkg-new");
+        std::fs::copy(env!("CARGO_BIN_EXE_firn"), &unpacked).unwrap();
+        let program = dir.join("firn");
+        std::fs::rename(&unpacked, &program).unwrap();
+        program
+    }
+
     /// Where servers of this world keep their index rings.
     pub fn rings(&self) -> &Path {
         self.rings.path()

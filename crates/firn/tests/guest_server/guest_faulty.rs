@@ -20,10 +20,6 @@ const BLOCK: usize = 4096;
 const SEGMENTS: u64 = 5_251_072;
 
 /// What the server has said so far.
-fn server_log(guest: &Guest) -> String {
-    fs::read_to_string(guest.world.path("cache.stderr")).unwrap()
-}
-
 /// Counts writes of the log that failed.
 const LOG_WRITE_FAILURES: &str = r#"firn_io_failures_total{kind="log-write"}"#;
 
@@ -87,7 +83,7 @@ fn a_write_that_the_log_disk_refuses_lands_at_another_place() {
         drop(disk);
         guest.detach(&server, "demo");
     }
-    let said = server_log(&guest);
+    let said = guest.world.server_log();
     let cause = said.lines().find(|line| line.contains("errno"));
     assert!(cause.is_some_and(|line| line.contains("log")), "{said}");
     assert!(server.stop().success());
@@ -131,9 +127,9 @@ fn a_failed_flush_of_the_log_disk_poisons_it_for_good_and_reads_go_on() {
     assert_eq!(world.show(&server, "demo")["state"], "poisoned");
     assert_eq!(metric(&server, "firn_log_poisoned"), 1.0);
     assert!(
-        server_log(&guest).contains("poisoned"),
+        guest.world.server_log().contains("poisoned"),
         "{}",
-        server_log(&guest)
+        guest.world.server_log()
     );
     // The disk is well again, and nothing is forgotten: not by the next server,
     faulty.heal();
@@ -141,7 +137,7 @@ fn a_failed_flush_of_the_log_disk_poisons_it_for_good_and_reads_go_on() {
     let server = guest.serve(&[]);
     check(&disk, "after kill -9");
     assert_eq!(world.show(&server, "demo")["state"], "poisoned");
-    assert!(server_log(&guest).contains("volumes are read-only"));
+    assert!(guest.world.server_log().contains("volumes are read-only"));
     server.kill();
     // nor by one that finds no ring, as after a loss of power.
     let rings = tempfile::tempdir_in("/dev/shm").unwrap();

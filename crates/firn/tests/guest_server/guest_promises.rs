@@ -112,7 +112,7 @@ fn a_disk_whose_volume_is_left_out_waits_and_goes_on_when_that_is_attached_by_ha
         (0..3).for_each(crash);
         server = guest.serve(&[]);
         let (status, said) = server.get("/readyz");
-        let log = fs::read_to_string(world.path("cache.stderr")).unwrap();
+        let log = world.server_log();
         assert_eq!(status, 503, "{step}: {said}: {log}");
         assert!(
             said.contains("volume demo is left out")

@@ -2,8 +2,7 @@
 //! kernels have Landlock.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::common::guest::Guest;
@@ -24,18 +23,6 @@ fn serve(guest: &Guest, program: &Path, args: &[&str]) -> Server {
     })
 }
 
-/// A copy of the program that takes the place of what is there, as a package's.
-fn install(guest: &Guest, dir: &str) -> PathBuf {
-    let dir = guest.world.path(dir);
-    fs::create_dir_all(&dir).unwrap();
-    let unpacked = dir.join("firn.dpkg-new");
-    fs::copy(env!("CARGO_BIN_EXE_firn"), &unpacked).unwrap();
-    fs::set_permissions(&unpacked, fs::Permissions::from_mode(0o755)).unwrap();
-    let program = dir.join("firn");
-    fs::rename(&unpacked, &program).unwrap();
-    program
-}
-
 fn check(server: &Server, volume: &str, expected: u8) {
     let mut client: Client = server.connect(volume);
     assert_eq!(client.read(0, BLOCK).unwrap(), [expected; BLOCK]);
@@ -52,7 +39,7 @@ fn write(disk: &Path, byte: u8) {
 fn a_restricted_server_serves_disks_through_upgrades_and_runs_no_program_from_elsewhere() {
     let Some(guest) = Guest::new() else { return };
     let world = &guest.world;
-    let program = install(&guest, "bin");
+    let program = world.install("bin");
     let server = serve(&guest, &program, &["--volume", "demo=8MiB"]);
     let disk = guest.attach(&server, "demo", &[]);
     write(&disk, 1);
@@ -61,7 +48,7 @@ fn a_restricted_server_serves_disks_through_upgrades_and_runs_no_program_from_el
     write(&disk, 2);
 
     // The kernel refuses what the settings do not name.
-    let elsewhere = install(&guest, "elsewhere");
+    let elsewhere = world.install("elsewhere");
     let refused = ["upgrade", "--program", elsewhere.to_str().unwrap()];
     let output = world.run(&server, &refused);
     let said = message(&output);
@@ -73,7 +60,7 @@ fn a_restricted_server_serves_disks_through_upgrades_and_runs_no_program_from_el
 
     // Once as a package does it, and once more in what that left.
     for byte in [3, 4] {
-        install(&guest, "bin");
+        world.install("bin");
         let said = world.expect_success(&server, &["upgrade"]);
         assert!(said.contains("upgraded"), "{said}");
         write(&disk, byte);
@@ -97,6 +84,6 @@ fn a_restricted_server_serves_disks_through_upgrades_and_runs_no_program_from_el
     guest.detach(&server, "demo");
     world.expect_success(&server, &["volume", "delete", "child"]);
     assert!(server.stop().success());
-    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let said = world.server_log();
     assert_eq!(said.matches("out of its reach").count(), 2, "{said}");
 }

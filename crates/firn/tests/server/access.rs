@@ -270,7 +270,7 @@ fn insecure_is_said_loudly_and_asks_nobody() {
     assert!(!world.path("firn-data/tokens").exists());
     let answer = send(&server, Method::GET, "/v1/volumes", &[], None);
     assert_eq!(answer.status().as_u16(), 200);
-    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let said = world.server_log();
     assert!(said.contains("--insecure api"), "{said}");
 }
 
@@ -348,7 +348,7 @@ fn each_change_is_logged_with_who_asked_for_it_whatever_the_log_leaves_out() {
     world.expect_success(&server, &["sync", "demo"]);
     world.expect_success(&server, &["volume", "create", "made", "--size", "8MiB"]);
     // A thread of its own writes the lines.
-    let said = || fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let said = || world.server_log();
     eventually("the last change is in the log", || {
         said().contains("(made, 8388608 bytes)")
     });

@@ -293,7 +293,7 @@ fn an_upgrade_on_a_full_disk_keeps_the_size_of_the_read_cache_where_a_larger_one
     configure("14MiB");
     world.expect_success(&server, &["upgrade"]);
     eventually("a word of it", || {
-        let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+        let said = world.server_log();
         said.contains("the read cache keeps the size that it has")
     });
     assert_eq!(bytes(), 1 << 20);

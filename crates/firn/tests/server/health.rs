@@ -16,10 +16,6 @@ fn get(server: &Server, path: &str) -> (u16, String) {
 }
 
 /// The server's log.
-fn server_log(world: &World) -> String {
-    fs::read_to_string(world.path("cache.stderr")).unwrap()
-}
-
 #[test]
 fn a_store_that_takes_no_writes_is_said_within_seconds_and_so_is_its_return() {
     let world = World::new();
@@ -47,14 +43,14 @@ fn a_store_that_takes_no_writes_is_said_within_seconds_and_so_is_its_return() {
         "{metrics}"
     );
     eventually("the line in the log", || {
-        server_log(&world).contains("degraded what=\"store\"")
+        world.server_log().contains("degraded what=\"store\"")
     });
     world.swap_store_and_file();
     eventually("the return", || get(&server, "/readyz").1 == "ready\n");
     eventually("its line in the log", || {
-        server_log(&world).contains("ok again what=\"store\"")
+        world.server_log().contains("ok again what=\"store\"")
     });
-    let lines = server_log(&world);
+    let lines = world.server_log();
     assert_eq!(
         lines.matches("degraded what=\"store\"").count(),
         1,
@@ -98,7 +94,7 @@ fn rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing() {
     client.flush().unwrap();
     client.write(0, &[2; 4096]).unwrap();
     let are_back = |files: &[PathBuf], times: usize| {
-        server_log(&world).matches("are put back").count() >= times
+        world.server_log().matches("are put back").count() >= times
             && files.iter().all(|file| file.exists())
             && get(&server, "/readyz") == (200, "ready\n".to_owned())
     };
@@ -106,7 +102,7 @@ fn rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing() {
     let files = remove_at_once(&rings_of_host(&world));
     eventually("the return of the rings", || are_back(&files, 1));
     // So is the directory itself.
-    let times = server_log(&world).matches("are put back").count();
+    let times = world.server_log().matches("are put back").count();
     let files = remove_at_once(world.rings());
     eventually("their second return", || are_back(&files, times + 1));
     for block in 1..64 {
@@ -117,9 +113,9 @@ fn rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing() {
     let found = server.connect("demo").read(0, 64 * 4096).unwrap();
     assert!(found == [vec![2; 4096], vec![3; 63 * 4096]].concat());
     assert!(
-        !server_log(&world).contains("is gone"),
+        !world.server_log().contains("is gone"),
         "{}",
-        server_log(&world)
+        world.server_log()
     );
 }
 
@@ -202,7 +198,7 @@ fn nothing_that_draws_is_written_where_nobody_looks() {
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let output = world.run(&server, &["sync", "demo"]);
     let text = [output.stdout, output.stderr].concat();
-    let lines = [String::from_utf8(text).unwrap(), server_log(&world)].concat();
+    let lines = [String::from_utf8(text).unwrap(), world.server_log()].concat();
     assert!(
         !lines.contains('\u{1b}') && !lines.contains('\r'),
         "{lines:?}"

@@ -67,7 +67,7 @@ fn a_slow_request_is_logged_with_the_step_that_took_the_time() {
         client.write(0, &[2; 4096]).unwrap();
     }
     client.flush().unwrap();
-    let log = || std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let log = || world.server_log();
     eventually("the lines in the log", || {
         log().contains("more slow requests")
     });

@@ -140,7 +140,7 @@ fn has_all_of_b(server: &Server) {
 }
 
 fn says_that_it_is_left_out(world: &World, server: &Server) {
-    let log = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let log = world.server_log();
     let line = log.lines().find(|line| line.contains("it is left out"));
     let line = line.unwrap_or_else(|| panic!("the log does not say so: {log}"));
     assert!(line.contains("ERROR") && line.contains("\"b\""), "{line}");

@@ -1,14 +1,9 @@
 //! `firn serve --sandbox` on a kernel with Landlock, and on one without.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use crate::common::{Server, World, eventually, message};
-
-fn said(world: &World) -> String {
-    fs::read_to_string(world.path("cache.stderr")).unwrap()
-}
 
 #[test]
 fn a_server_that_cannot_restrict_itself_says_so_at_its_start_and_goes_on_unless_it_must() {
@@ -19,11 +14,16 @@ fn a_server_that_cannot_restrict_itself_says_so_at_its_start_and_goes_on_unless_
     client.write(0, &[7; 4096]).unwrap();
     client.flush().unwrap();
     drop(client);
-    let is_restricted = said(&world).contains("are out of its reach (Landlock)");
-    let warned = said(&world).matches("keeps access to all files").count();
+    let is_restricted = world
+        .server_log()
+        .contains("are out of its reach (Landlock)");
+    let warned = world
+        .server_log()
+        .matches("keeps access to all files")
+        .count();
     // By the first program, and by the next one.
     let expected = if is_restricted { 0 } else { 2 };
-    assert_eq!(warned, expected, "{}", said(&world));
+    assert_eq!(warned, expected, "{}", world.server_log());
     assert!(server.stop().success());
     if !is_restricted {
         let refused = world.expect_refusal("cache", &["--sandbox", "require"]);
@@ -31,22 +31,10 @@ fn a_server_that_cannot_restrict_itself_says_so_at_its_start_and_goes_on_unless_
     }
 }
 
-/// A copy of the program that takes the place of what is there, as a package's.
-fn install(world: &World, dir: &str) -> String {
-    let dir = world.path(dir);
-    fs::create_dir_all(&dir).unwrap();
-    let unpacked = dir.join("firn.dpkg-new");
-    fs::copy(env!("CARGO_BIN_EXE_firn"), &unpacked).unwrap();
-    fs::set_permissions(&unpacked, fs::Permissions::from_mode(0o755)).unwrap();
-    let program = dir.join("firn");
-    fs::rename(&unpacked, &program).unwrap();
-    program.to_str().unwrap().to_owned()
-}
-
 #[test]
 fn a_restricted_server_is_upgraded_where_it_is_and_runs_no_program_from_elsewhere() {
     let world = World::new();
-    let (program, elsewhere) = (install(&world, "bin"), install(&world, "elsewhere"));
+    let (program, elsewhere) = (world.install("bin"), world.install("elsewhere"));
     let args = [
         "--volume",
         "demo=64MiB",
@@ -61,7 +49,10 @@ fn a_restricted_server_is_upgraded_where_it_is_and_runs_no_program_from_elsewher
         own.current_dir(command.get_current_dir().unwrap());
         *command = own;
     });
-    if !said(&world).contains("are out of its reach (Landlock)") {
+    if !world
+        .server_log()
+        .contains("are out of its reach (Landlock)")
+    {
         println!("skipped: the kernel has no Landlock");
         return;
     }
@@ -69,11 +60,14 @@ fn a_restricted_server_is_upgraded_where_it_is_and_runs_no_program_from_elsewher
     client.write(0, &[7; 4096]).unwrap();
     // More of them than there may be restrictions one on another.
     for _ in 0..20 {
-        install(&world, "bin");
+        world.install("bin");
         world.expect_success(&server, &["upgrade"]);
         assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
     }
-    let refused = world.run(&server, &["upgrade", "--program", &elsewhere]);
+    let refused = world.run(
+        &server,
+        &["upgrade", "--program", elsewhere.to_str().unwrap()],
+    );
     let refused = message(&refused);
     assert!(refused.contains("ermission denied"), "{refused}");
     assert!(refused.contains("below /usr or /opt"), "{refused}");
@@ -92,7 +86,11 @@ fn nothing_is_given_up_by_a_server_that_was_not_told_to() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=64MiB"]);
     assert!(server.stop().success());
-    assert!(!said(&world).contains("Landlock"), "{}", said(&world));
+    assert!(
+        !world.server_log().contains("Landlock"),
+        "{}",
+        world.server_log()
+    );
 }
 
 #[test]
@@ -104,9 +102,9 @@ fn a_server_that_is_to_be_restricted_from_an_upgrade_on_says_what_that_takes() {
     fs::write(&file, "volume = [\"demo=64MiB\"]\nsandbox = \"auto\"\n").unwrap();
     world.expect_success(&server, &["upgrade"]);
     assert!(
-        said(&world).contains("takes a stop and a start"),
+        world.server_log().contains("takes a stop and a start"),
         "{}",
-        said(&world)
+        world.server_log()
     );
     fs::write(&file, "volume = [\"demo=64MiB\"]\nsandbox = \"require\"\n").unwrap();
     let refused = message(&world.run(&server, &["upgrade"]));
@@ -149,8 +147,10 @@ fn a_store_that_is_mounted_after_the_start_or_anew_is_reached_by_a_restricted_se
     let serve = |sandbox| {
         let args = ["--store", nas.to_str().unwrap(), "--sandbox", sandbox];
         let server = world.serve("cache", &[&["--volume", "demo=64MiB"], &args[..]].concat());
-        let is_restricted = said(&world).contains("are out of its reach (Landlock)");
-        let has_landlock = !said(&world).contains("the kernel has no Landlock");
+        let is_restricted = world
+            .server_log()
+            .contains("are out of its reach (Landlock)");
+        let has_landlock = !world.server_log().contains("the kernel has no Landlock");
         (server, is_restricted, has_landlock)
     };
     let bring_to_store = |server: &Server, name| {
@@ -190,8 +190,8 @@ fn a_store_that_is_mounted_after_the_start_or_anew_is_reached_by_a_restricted_se
         bring_to_store(&server, name);
         assert!(server.stop().success());
         drop(mounted);
-        let doubts = said(&world).contains("is it to be mounted");
-        assert_eq!(doubts, has_landlock, "{}", said(&world));
+        let doubts = world.server_log().contains("is it to be mounted");
+        assert_eq!(doubts, has_landlock, "{}", world.server_log());
     }
 }
 

@@ -93,7 +93,7 @@ fn without_the_index_ring_flushed_writes_survive_and_the_loss_is_reported() {
         server.connect("demo").read(0, 4096).unwrap(),
         pattern(1, 4096)
     );
-    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let said = world.server_log();
     assert!(
         said.contains("index ring is gone") && said.contains("demo"),
         "{said}"
@@ -143,7 +143,7 @@ fn a_start_with_another_ring_directory_loses_unflushed_writes_and_never_mixes_th
         };
         assert_eq!(found, expected, "block {block}");
     }
-    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let said = world.server_log();
     assert!(
         said.contains("index ring is gone") && said.contains("kept aside"),
         "{said}"

@@ -229,7 +229,7 @@ fn a_collector_that_is_away_or_never_answers_slows_nothing_and_is_said_once() {
             began.elapsed()
         );
         let warned = || {
-            let said = std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+            let said = world.server_log();
             said.matches("does not take them").count()
         };
         eventually("a word of it", || warned() > 0);
@@ -275,7 +275,7 @@ fn an_address_of_the_environment_that_cannot_be_used_costs_the_spans_and_not_the
         world.expect_success(&server, &["upgrade"]);
         server.get("/v1/gc");
         assert!(server.stop().success());
-        let said = std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+        let said = world.server_log();
         let warned = said.contains("OTEL_EXPORTER_OTLP_ENDPOINT of the environment");
         assert!(warned && !said.contains("word@"), "{said}");
     }

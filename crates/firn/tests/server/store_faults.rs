@@ -35,7 +35,7 @@ fn planned_store_faults_are_loud_counted_and_never_there_unasked() {
             "{counted}"
         );
     }
-    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let said = world.server_log();
     assert!(said.contains("STORE FAULTS ARE PLANNED"), "{said}");
 }
 

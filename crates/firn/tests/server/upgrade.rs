@@ -35,10 +35,6 @@ fn serve(world: &World, more: &[&str], plan: Option<&str>) -> Server {
 }
 
 /// What the server said up to now.
-fn server_log(world: &World) -> String {
-    std::fs::read_to_string(world.path("cache.stderr")).unwrap()
-}
-
 /// A command that goes on beside the test, and ends with it.
 struct Background(Child);
 
@@ -267,7 +263,7 @@ fn a_server_that_is_killed_at_any_step_of_an_upgrade_loses_nothing() {
         }
         let upgrade = Background::upgrade(&world, &server);
         eventually("it stops at the step", || {
-            server_log(&world).contains("stopped at step")
+            world.server_log().contains("stopped at step")
         });
         if step == "checked" {
             let refused = message(&world.run(&server, &["upgrade"]));
@@ -428,7 +424,8 @@ fn a_request_of_which_half_came_before_an_upgrade_is_answered_after_it() {
             let rest = scope.spawn(|| {
                 if cut < 28 {
                     eventually("it is given away", || {
-                        server_log(&world)
+                        world
+                            .server_log()
                             .matches("this program has taken over")
                             .count()
                             > handle
@@ -458,7 +455,7 @@ fn a_program_that_serves_is_not_given_up_when_its_time_is_over() {
         }
         round += 1;
     }
-    assert!(!server_log(&world).contains("does not come up"));
+    assert!(!world.server_log().contains("does not come up"));
 }
 
 /// The state of a process as the kernel names it: `T` is stopped.
@@ -496,7 +493,7 @@ fn stop_at(step: &str, timeout: &str, stopped: Duration) {
         let pid = rustix::process::Pid::from_raw(i32::try_from(server.pid()).unwrap());
         rustix::process::kill_process(pid.unwrap(), rustix::process::Signal::CONT).unwrap();
         if let Err(error) = write.join().unwrap() {
-            panic!("{step}, {timeout}: {error}: {}", server_log(&world));
+            panic!("{step}, {timeout}: {error}: {}", world.server_log());
         }
     });
     let status = upgrade.0.wait().unwrap();
@@ -504,7 +501,7 @@ fn stop_at(step: &str, timeout: &str, stopped: Duration) {
     assert!(
         status.success() || timeout == "1s",
         "{step}: {}",
-        server_log(&world)
+        world.server_log()
     );
     assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1000), "{step}");
     for at in 1..100 {

@@ -273,7 +273,7 @@ fn a_volume_that_its_log_continues_is_served_before_the_store_answers_and_checke
     drop(client);
     server.ask_to_stop();
     eventually("the first signal's effect", || {
-        let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+        let said = world.server_log();
         said.contains("firn: stopping")
     });
     assert_eq!(server.stop().code(), Some(1));

@@ -68,7 +68,7 @@ fn run(seed: u64) {
     println!("answers by status: {statuses:?}");
     assert!(statuses.keys().any(|status| *status < 300), "none is taken");
     assert_eq!(server.get("/healthz").0, 200);
-    let said = std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let said = world.server_log();
     assert!(!said.contains("panicked"), "{said}");
     assert_eq!(
         server.connect("kept").read(0, 4096).unwrap(),
