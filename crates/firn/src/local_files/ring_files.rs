@@ -40,6 +40,8 @@ pub(crate) struct RingFiles {
     ring_dir: PathBuf,
     cache_dir: PathBuf,
     in_use: Mutex<InUse>,
+    /// What the program before left, once it was looked for. A lock of its own: files are renamed and removed under it.
+    spares: Mutex<Option<SpareRings>>,
 }
 
 /// What this process made.
@@ -58,8 +60,6 @@ struct InUse {
     found: BTreeMap<RingId, (u64, Arc<MappedRing>)>,
     /// Sessions that no server uses, of those that were looked at: one that has ended does not begin again.
     ended: BTreeSet<(HostId, LogSession)>,
-    /// What the program before left, once it was looked for.
-    spares: Option<SpareRings>,
     /// Why the last ring could not be made.
     failure: Option<String>,
 }
@@ -104,6 +104,7 @@ impl RingFiles {
             ring_dir: ring_dir.to_owned(),
             cache_dir: cache_dir.to_owned(),
             in_use: Mutex::default(),
+            spares: Mutex::default(),
         })
     }
 
@@ -151,12 +152,12 @@ impl RingFiles {
 
     /// Removes the spares that were left, or made for nothing.
     pub(crate) fn remove_spares(&self) {
-        let (dir, known) = {
-            let mut in_use = self.in_use();
-            (in_use.dir.clone(), in_use.spares.take())
-        };
+        let dir = self.in_use().dir.clone();
+        let mut spares = self.spares();
         let left = dir.map(|dir| SpareRings::find(&dir));
-        left.or(known).into_iter().for_each(SpareRings::remove);
+        left.or(spares.take())
+            .into_iter()
+            .for_each(SpareRings::remove);
     }
 
     /// Removes the rings of a log that is not used any more.
@@ -168,6 +169,10 @@ impl RingFiles {
 
     fn in_use(&self) -> std::sync::MutexGuard<'_, InUse> {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spares(&self) -> std::sync::MutexGuard<'_, Option<SpareRings>> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn dir(&self, host: HostId) -> PathBuf {
@@ -193,9 +198,7 @@ impl RingFiles {
         };
         let path = dir.join(file_name(ring));
         if ring.tail.is_some() {
-            let mut in_use = self.in_use();
-            let spares = &mut in_use.spares;
-            spares
+            self.spares()
                 .get_or_insert_with(|| SpareRings::find(&dir))
                 .place_at(&path, bytes);
         }
