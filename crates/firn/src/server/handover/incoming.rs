@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,8 +19,8 @@ use nbd::server::{HandedConnection, HandedListener, Listen};
 use volume::JournalMark;
 
 use super::{
-    ConnectionRecord, LastWords, PROTOCOL, RECORD_VARIABLE, Record, STOPPED_VARIABLE, SocketRecord,
-    execute, timeline,
+    ConnectionRecord, LastWords, RECORD_VARIABLE, Record, STOPPED_VARIABLE, SocketRecord, execute,
+    timeline,
 };
 use crate::model::PassedSettings;
 use crate::server::service_manager::{KeepAlive, ServiceManager};
@@ -101,14 +101,8 @@ impl Incoming {
         }
     }
 
-    fn take(mut memory: File) -> io::Result<Incoming> {
-        let mut bytes = Vec::new();
-        memory.rewind()?;
-        memory.read_to_end(&mut bytes)?;
-        let record: Record = serde_json::from_slice(&bytes)?;
-        if record.protocol != PROTOCOL {
-            return Err(io::Error::other(format!("protocol {}", record.protocol)));
-        }
+    fn take(memory: File) -> io::Result<Incoming> {
+        let record = Record::read_from(&memory)?;
         note_steps_before(&record);
         let claim = |number| Ok((number, reactor::inherited_fd(number)?));
         let passed = record.descriptors().map(claim);

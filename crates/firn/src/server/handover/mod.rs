@@ -15,7 +15,7 @@ mod outgoing;
 mod timeline;
 
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub(crate) use incoming::{Incoming, roll_back};
 pub(super) use outgoing::{Outgoing, Passage, RetainedFiles, SocketToPass};
 
 /// What the two programs have to agree on: this record, and what its descriptors are.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// Names the descriptor of the record.
 const RECORD_VARIABLE: &str = "FIRN_HANDOVER";
@@ -92,8 +92,22 @@ struct SocketRecord {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct ConnectionRecord {
     socket: i32,
-    /// docs/format.md "Connection that is handed over".
+    /// How long its state is.
+    state_bytes: usize,
+    /// docs/format.md "Connection that is handed over". Behind the JSON: as numbers in it, the 128 KiB that a connection may
+    /// have received and not taken cost milliseconds of the clients' pause.
+    #[serde(skip)]
     state: Vec<u8>,
+}
+
+impl ConnectionRecord {
+    fn new(socket: i32, state: Vec<u8>) -> ConnectionRecord {
+        ConnectionRecord {
+            socket,
+            state_bytes: state.len(),
+            state,
+        }
+    }
 }
 
 impl Record {
@@ -108,11 +122,52 @@ impl Record {
 
     /// Writes it, in the place of what is there.
     fn write_to(&self, mut memory: &File) -> io::Result<()> {
-        let bytes = serde_json::to_vec(self).map_err(io::Error::other)?;
+        let mut bytes = serde_json::to_vec(self).map_err(io::Error::other)?;
+        bytes.push(b'\n');
+        for one in &self.connections {
+            bytes.extend_from_slice(&one.state);
+        }
         memory.rewind()?;
         memory.set_len(0)?;
         memory.write_all(&bytes)
     }
+
+    fn read_from(mut memory: &File) -> io::Result<Record> {
+        let mut bytes = Vec::new();
+        memory.rewind()?;
+        memory.read_to_end(&mut bytes)?;
+        Record::decode(&bytes)
+    }
+
+    fn decode(bytes: &[u8]) -> io::Result<Record> {
+        let cut = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        // JSON in one line has no other.
+        let end = bytes
+            .iter()
+            .position(|byte| *byte == b'\n')
+            .ok_or_else(cut)?;
+        let (text, mut states) = (&bytes[..end], &bytes[end + 1..]);
+        let protocol: Protocol = serde_json::from_slice(text)?;
+        if protocol.protocol != PROTOCOL {
+            return Err(io::Error::other(format!("protocol {}", protocol.protocol)));
+        }
+        let mut record: Record = serde_json::from_slice(text)?;
+        for one in &mut record.connections {
+            let (state, rest) = states.split_at_checked(one.state_bytes).ok_or_else(cut)?;
+            one.state = state.to_vec();
+            states = rest;
+        }
+        match states {
+            [] => Ok(record),
+            _ => Err(io::Error::other("more states than connections")),
+        }
+    }
+}
+
+/// What every program has first in its record.
+#[derive(Deserialize)]
+struct Protocol {
+    protocol: u32,
 }
 
 /// What the old program says at the end. A program that gives back says nothing: the log is not as it found it.
@@ -266,5 +321,30 @@ mod tests {
         }
         let cut = LastWords::from_text("1 2 3").unwrap();
         assert_eq!(cut.journal, None);
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_none_that_is_cut_short() {
+        let text = r#"{"protocol":2,"number":3,"program":"/usr/bin/firn","timeout_ms":10000,"lock":4,"previous":5,"api":[],"nbd":[],"connections":[{"socket":6,"state_bytes":3},{"socket":7,"state_bytes":1}]}"#;
+        let states = [1, b'\n', 255, 9];
+        let bytes = [text.as_bytes(), b"\n", &states].concat();
+        let record = Record::decode(&bytes).unwrap();
+        let connections: Vec<(i32, &[u8])> = record
+            .connections
+            .iter()
+            .map(|one| (one.socket, &one.state[..]))
+            .collect();
+        assert_eq!(connections, [(6, &states[..3]), (7, &states[3..])]);
+        let memory = tempfile::tempfile().unwrap();
+        record.write_to(&memory).unwrap();
+        record.write_to(&memory).unwrap();
+        let read = Record::read_from(&memory).unwrap();
+        assert_eq!(format!("{read:?}"), format!("{record:?}"));
+        for end in 0..bytes.len() {
+            assert!(Record::decode(&bytes[..end]).is_err(), "{end}");
+        }
+        assert!(Record::decode(&[&bytes[..], b"x"].concat()).is_err());
+        let other = Record::decode(b"{\"protocol\":1}\n").unwrap_err();
+        assert_eq!(other.to_string(), "protocol 1");
     }
 }

@@ -93,10 +93,10 @@ impl Passage {
             socket: one.socket.as_raw_fd(),
             path_lock: None,
         });
-        let connections = nbd.connections.iter().map(|one| ConnectionRecord {
-            socket: one.socket.as_raw_fd(),
-            state: one.state.encode(),
-        });
+        let connections = nbd
+            .connections
+            .iter()
+            .map(|one| ConnectionRecord::new(one.socket.as_raw_fd(), one.state.encode()));
         let record = Record {
             protocol: PROTOCOL,
             number: self.number,
