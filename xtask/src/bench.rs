@@ -42,6 +42,8 @@ enum Benchmark {
     Messenger,
     /// The NBD server against nbdkit and qemu-nbd (P7)
     Nbd(nbd::Arguments),
+    /// A server with many volumes leaves, and the next serves them (P23, P24, NBD)
+    Restart(handoff::restart::Arguments),
     /// Volumes on a real S3 server over a narrow, long line (P16 to P19, P21)
     Store(store::Arguments),
     /// The ublk example servers against the kernel tree's own, in a guest (P1, P14, P15)
@@ -60,6 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         | Benchmark::Handoff(_)
         | Benchmark::Messenger
         | Benchmark::Nbd(_)
+        | Benchmark::Restart(_)
         | Benchmark::Store(_) => false,
     };
     let _alone = (!inside).then(wait_for_turn).transpose()?;
@@ -70,6 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Benchmark::Handoff(arguments) => handoff::run(arguments),
         Benchmark::Messenger => messenger(),
         Benchmark::Nbd(arguments) => nbd::run(arguments),
+        Benchmark::Restart(arguments) => handoff::restart::run(arguments),
         Benchmark::Store(arguments) => store::run(arguments),
         Benchmark::Ublk(arguments) => ublk::run(arguments),
         Benchmark::Volume(arguments) => ublk::volume::run(arguments),

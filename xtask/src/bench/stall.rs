@@ -122,6 +122,20 @@ impl Client {
     }
 }
 
+/// Writes a block that says this number, or, `is_there`, reads it and checks what it says.
+pub(super) fn mark(
+    socket: &Path,
+    export: &str,
+    (number, is_there): (u64, bool),
+) -> Result<(), Failure> {
+    let mut stream = connect(socket, export)?;
+    let round = 2 * number + u64::from(is_there);
+    let started = Instant::now();
+    let mut slots = [Slot { round, started }];
+    send(&mut stream, 0, &mut slots[0])?;
+    receive(&mut stream, &slots).map(drop)
+}
+
 /// Each block is written in one round and read in the next.
 fn offset(slot: usize, round: u64) -> u64 {
     (slot as u64 * BLOCKS + round / 2 % BLOCKS) * BLOCK_BYTES as u64

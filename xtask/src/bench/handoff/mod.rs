@@ -4,13 +4,16 @@
 //! without one take turns; what a round says is how much longer its longest request was with one. The server says
 //! itself how long each step of the pause took.
 
+pub(super) mod restart;
+mod server;
+
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use self::server::Place;
 use super::stall::{Client, Notes};
 use crate::{Failure, server_program, workspace};
 
@@ -26,6 +29,9 @@ pub(crate) struct Arguments {
     /// Clients with one request under way and pauses
     #[arg(long, default_value_t = 60)]
     light: usize,
+    /// Volumes that are open, and that no client uses
+    #[arg(long, default_value_t = 0)]
+    idle: usize,
     /// Requests that each busy client has under way
     #[arg(long, default_value_t = 32)]
     depth: usize,
@@ -46,20 +52,6 @@ pub(crate) struct Arguments {
 /// How long a light client waits after an answer.
 const LIGHT_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a server may take until it listens.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A running server; ended when dropped.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way nothing is left.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 struct Round {
     without: Duration,
     with: Duration,
@@ -77,7 +69,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(workspace::target())?;
     let rings = tempfile::tempdir_in("/dev/shm")?;
     let clients = clients(arguments);
-    let server = start(arguments, &program, (dir.path(), rings.path()), &clients)?;
+    let place = Place {
+        dir: dir.path(),
+        rings: rings.path(),
+        log_mib: arguments.log_mib,
+    };
+    let server = place.start(&program, &volumes(arguments, &clients))?;
+    place.wait_until_it_answers(&program)?;
     let notes = Notes::new(2 * arguments.rounds.max(1));
     let socket = dir.path().join("nbd.sock");
     let measured = thread::scope(|scope| {
@@ -114,46 +112,13 @@ fn clients(arguments: &Arguments) -> Vec<Client> {
     busy.chain(light).collect()
 }
 
-/// Starts a server with a volume for each client, and waits until it listens.
-fn start(
-    arguments: &Arguments,
-    program: &Path,
-    (dir, rings): (&Path, &Path),
-    clients: &[Client],
-) -> Result<Server, Failure> {
-    let mut command = Command::new(program);
-    command.arg("serve").arg("--ring-dir").arg(rings);
-    command.arg("--store").arg(dir.join("store"));
-    command.arg("--cache").arg(dir.join("cache"));
-    command.arg(format!("--log-size={}MiB", arguments.log_mib));
-    command.arg(format!("--api={}", api(dir)));
-    command.arg(format!("--nbd=unix:{}", dir.join("nbd.sock").display()));
-    for client in clients {
-        let mib = client.bytes().div_ceil(1 << 20);
-        command.arg(format!("--volume={}={mib}MiB", client.export));
-    }
-    let log = File::create(dir.join("log.txt"))?;
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    let server = Server(command.stderr(log).spawn()?);
-    let until = Instant::now() + START_TIMEOUT;
-    let listens = || {
-        let mut ask = Command::new(program);
-        ask.args(["--api", &api(dir), "volume", "list"]);
-        let status = ask.stdout(Stdio::null()).stderr(Stdio::null()).status();
-        status.is_ok_and(|status| status.success())
-    };
-    while !listens() {
-        if Instant::now() > until {
-            let log = std::fs::read_to_string(dir.join("log.txt"))?;
-            return Err(format!("the server does not answer:\n{log}").into());
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(server)
-}
-
-fn api(dir: &Path) -> String {
-    format!("unix:{}", dir.join("api.sock").display())
+/// Volumes, by name, and how many MiB each has.
+fn volumes(arguments: &Arguments, clients: &[Client]) -> Vec<(String, u64)> {
+    let used = clients
+        .iter()
+        .map(|client| (client.export.clone(), client.bytes().div_ceil(1 << 20)));
+    let idle = (0..arguments.idle).map(|at| (format!("idle-{at}"), 8));
+    used.chain(idle).collect()
 }
 
 fn measure(
@@ -171,7 +136,7 @@ fn measure(
         notes.begin(2 * at + 1);
         let until = Instant::now() + period;
         let mut upgrade = Command::new(program);
-        upgrade.args(["--api", &api(dir), "upgrade"]);
+        upgrade.args(["--api", &server::api(dir), "upgrade"]);
         let output = upgrade.output()?;
         if !output.status.success() || is_done() {
             let said = String::from_utf8_lossy(&output.stderr);
@@ -203,10 +168,11 @@ fn report(
     dir: &Path,
 ) -> Result<(), Failure> {
     println!(
-        "\n{} busy clients at QD{}, {} light ones, {} upgrades, {} requests verified\n",
+        "\n{} busy clients at QD{}, {} light ones, {} idle volumes, {} upgrades, {} requests verified\n",
         arguments.busy,
         arguments.depth,
         arguments.light,
+        arguments.idle,
         rounds.len(),
         notes.requests()
     );
