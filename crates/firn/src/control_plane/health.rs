@@ -11,6 +11,7 @@ use blkmq::error::ErrorKind;
 
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
+use crate::frontends::open_volumes::OpenVolume;
 use crate::local_files::DiskState;
 use crate::model::{Health, HealthLevel};
 
@@ -95,10 +96,73 @@ fn condition(level: HealthLevel, why: impl Into<String>) -> Health {
     }
 }
 
+fn open_volume_health(open: &OpenVolume) -> Option<Health> {
+    match open.volume.check_serving() {
+        Err(ErrorKind::Fenced) => {
+            // Taken over, deleted, or of a store that was set back.
+            let why = match canary::active!("every_end_is_a_take_over") {
+                true => None,
+                false => open.volume.upload_error(),
+            };
+            let why = why.unwrap_or_else(|| "another host has taken it over".into());
+            let why = format!("{why}; what this host had not uploaded is kept: `firn rescue list`");
+            return Some(condition(HealthLevel::Stuck, why));
+        }
+        Err(error) => return Some(condition(HealthLevel::Stuck, format!("it fails: {error}"))),
+        Ok(()) => {}
+    }
+    if open.volume.is_unchecked() {
+        let error = open.volume.upload_error();
+        let error = error.unwrap_or_else(|| "the store is away".into());
+        let why = format!(
+            "unchecked since this server began to serve it, {} s ago: what is on this host is served, and nothing \
+             of it is called stored until the store says that the volume is still this host's. {error}",
+            open.since.elapsed().as_secs()
+        );
+        return Some(condition(HealthLevel::Degraded, why));
+    }
+    if let Some(uploads) = open.volume.upload_error() {
+        let why = format!("uploads fail: {uploads}");
+        return Some(condition(HealthLevel::Degraded, why));
+    }
+    let snapshots = open.volume.log_snapshots();
+    let failure = snapshots.failure?;
+    let why = format!(
+        "{} of its snapshots are in the log of this server alone, for they cannot be brought to the store: {failure}",
+        snapshots.count
+    );
+    Some(condition(HealthLevel::Degraded, why))
+}
+
 impl ControlPlane {
     /// All that is not well, by what is concerned: `log`, `cache disk`, `index rings`, `store`, `garbage collector`, or
     /// `volume NAME`.
     pub(crate) fn conditions(&self) -> Conditions {
+        let mut all = self.host_conditions();
+        if canary::active!("health_is_always_well") {
+            return all;
+        }
+        for (name, waiting) in self.waiting.all() {
+            all.insert(
+                format!("volume {name}"),
+                condition(HealthLevel::Stuck, waiting.failure.detail),
+            );
+        }
+        for open in self.volumes.all() {
+            if let Some(health) = open_volume_health(&open) {
+                all.insert(format!("volume {}", open.info.name), health);
+            }
+        }
+        for (name, why) in self.schedules.troubles() {
+            // What else is wrong with it is the reason, or worse.
+            let own = all.entry(format!("volume {name}"));
+            own.or_insert_with(|| condition(HealthLevel::Degraded, why));
+        }
+        all
+    }
+
+    /// What is not well of the server itself, and so of each of its volumes. Costs the same however many these are.
+    fn host_conditions(&self) -> Conditions {
         use HealthLevel::{Degraded, Stuck};
         let mut all = Conditions::new();
         if self.host.usage().poisoned {
@@ -134,80 +198,35 @@ impl ControlPlane {
         if let Some(why) = self.gc_trouble() {
             all.insert("garbage collector".into(), condition(Degraded, why));
         }
-        for (name, waiting) in self.waiting.all() {
-            all.insert(
-                format!("volume {name}"),
-                condition(Stuck, waiting.failure.detail),
-            );
-        }
-        for open in self.volumes.all() {
-            if let Some(health) = self.open_volume_health(&open.info.name) {
-                all.insert(format!("volume {}", open.info.name), health);
-            }
-        }
-        for (name, why) in self.schedules.troubles() {
-            // What else is wrong with it is the reason, or worse.
-            let own = all.entry(format!("volume {name}"));
-            own.or_insert_with(|| condition(Degraded, why));
-        }
         all
-    }
-
-    fn open_volume_health(&self, name: &str) -> Option<Health> {
-        let open = self.volumes.get(name)?;
-        match open.volume.check_serving() {
-            Err(ErrorKind::Fenced) => {
-                // Taken over, deleted, or of a store that was set back.
-                let why = match canary::active!("every_end_is_a_take_over") {
-                    true => None,
-                    false => open.volume.upload_error(),
-                };
-                let why = why.unwrap_or_else(|| "another host has taken it over".into());
-                let why =
-                    format!("{why}; what this host had not uploaded is kept: `firn rescue list`");
-                return Some(condition(HealthLevel::Stuck, why));
-            }
-            Err(error) => return Some(condition(HealthLevel::Stuck, format!("it fails: {error}"))),
-            Ok(()) => {}
-        }
-        if open.volume.is_unchecked() {
-            let error = open.volume.upload_error();
-            let error = error.unwrap_or_else(|| "the store is away".into());
-            let why = format!(
-                "unchecked since this server began to serve it, {} s ago: what is on this host is served, and nothing \
-                 of it is called stored until the store says that the volume is still this host's. {error}",
-                open.since.elapsed().as_secs()
-            );
-            return Some(condition(HealthLevel::Degraded, why));
-        }
-        if let Some(uploads) = open.volume.upload_error() {
-            let why = format!("uploads fail: {uploads}");
-            return Some(condition(HealthLevel::Degraded, why));
-        }
-        let snapshots = open.volume.log_snapshots();
-        let failure = snapshots.failure?;
-        let why = format!(
-            "{} of its snapshots are in the log of this server alone, for they cannot be brought to the store: {failure}",
-            snapshots.count
-        );
-        Some(condition(HealthLevel::Degraded, why))
     }
 
     /// How one volume is: the worst of what concerns it, or all of them.
     pub(crate) fn volume_health(&self, name: &str) -> Health {
-        let own = format!("volume {name}");
-        let concerns = self.conditions().into_iter();
-        let concerns = concerns.filter(|(what, _)| *what == own || !what.starts_with("volume "));
-        let worst = concerns.max_by_key(|(_, health)| health.status);
-        worst.map_or_else(Health::default, |(what, health)| {
+        let all = self.host_conditions().into_iter();
+        let of_all = all.map(|(what, health)| {
             let why = health.why.unwrap_or_default();
-            let why = if what == own {
-                why
-            } else {
-                format!("{what}: {why}")
-            };
-            condition(health.status, why)
-        })
+            condition(health.status, format!("{what}: {why}"))
+        });
+        let own = self.own_health(name);
+        let worst = of_all.chain(own).max_by_key(|health| health.status);
+        worst.unwrap_or_default()
+    }
+
+    /// What is not well of this volume alone.
+    fn own_health(&self, name: &str) -> Option<Health> {
+        if canary::active!("health_is_always_well") {
+            return None;
+        }
+        let open = self.volumes.get(name);
+        if let Some(health) = open.as_deref().and_then(open_volume_health) {
+            return Some(health);
+        }
+        if let Some(waiting) = self.waiting.get(name) {
+            return Some(condition(HealthLevel::Stuck, waiting.failure.detail));
+        }
+        let why = self.schedules.trouble_of(&open?.info.id.to_string())?;
+        Some(condition(HealthLevel::Degraded, why))
     }
 
     /// Whether everything that this server is to serve is served, and what is not as it should be.
@@ -241,7 +260,9 @@ impl ControlPlane {
             return;
         }
         // The rings say why not.
-        if self.host.put_back_rings(&gone).is_ok() {
+        let put_back = self.host.put_back_rings(&gone).is_ok();
+        self.rings.find_removed();
+        if put_back {
             tracing::warn!(
                 rings = gone.len(),
                 "the index rings were removed while this server uses them, and are put back: choose a \

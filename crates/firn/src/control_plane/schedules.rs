@@ -106,6 +106,16 @@ impl Schedules {
         });
         late.collect()
     }
+
+    /// Why this volume, by its identity, does.
+    pub(super) fn trouble_of(&self, volume: &str) -> Option<String> {
+        let now = unix_ms();
+        let all = self.progress();
+        let from = all.range((volume.to_owned(), String::new())..);
+        let own = from.take_while(|((of, _), _)| of == volume);
+        own.filter_map(|((_, schedule), progress)| progress.trouble(schedule, now))
+            .next()
+    }
 }
 
 impl Progress {

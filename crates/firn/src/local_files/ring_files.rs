@@ -60,6 +60,8 @@ struct InUse {
     found: BTreeMap<RingId, (u64, Arc<MappedRing>)>,
     /// Sessions that no server uses, of those that were looked at: one that has ended does not begin again.
     ended: BTreeSet<(HostId, LogSession)>,
+    /// How many names of `mapped` were gone when they were looked for.
+    removed: usize,
     /// Why the last ring could not be made.
     failure: Option<String>,
 }
@@ -108,21 +110,24 @@ impl RingFiles {
         })
     }
 
-    /// The rings in use whose names are gone: somebody removed them, and a successor would not find
-    /// them.
+    /// Looks for the rings in use whose names are gone: somebody removed them, and a successor would not find them.
+    /// [`explain_removal`](RingFiles::explain_removal) says what was found last.
     pub(crate) fn find_removed(&self) -> Vec<RingId> {
         let mapped = self.in_use().mapped.clone();
         let is_there = |(ring, inode): &(RingId, u64)| {
             fs::symlink_metadata(self.path(*ring)).is_ok_and(|found| found.ino() == *inode)
         };
         let gone = mapped.into_iter().filter(|one| !is_there(one));
-        gone.map(|(ring, _)| ring).collect()
+        let gone: Vec<RingId> = gone.map(|(ring, _)| ring).collect();
+        self.in_use().removed = gone.len();
+        gone
     }
 
-    /// What it means that names are gone, if some are.
+    /// What it means that names are gone, if some were when they were looked for. Looks at no file: each volume's health
+    /// asks this.
     pub(crate) fn explain_removal(&self) -> Option<String> {
-        let gone = self.find_removed().len();
         let in_use = self.in_use();
+        let gone = in_use.removed;
         let why = in_use.failure.as_deref().unwrap_or("they are put back");
         (gone > 0).then(|| {
             format!(
