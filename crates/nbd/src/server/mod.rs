@@ -37,7 +37,10 @@ pub use handed::HandedConnection;
 pub use handover::{AdoptError, HandedListener, Handover, HandoverRefused};
 pub use listen::{Listen, ListenError, check_place};
 pub use serve::{BackendFile, latency};
-pub use tls::{ClientIdentity, TlsConfig, TlsError, TlsOptions};
+pub use tls::{
+    ClientIdentity, TlsConfig, TlsError, TlsOptions, TlsProvider, TlsSession, TlsStreamError,
+    bytes_for_one_send, encrypt_front,
+};
 
 use crate::codec::Tls;
 use control::Control;

@@ -39,7 +39,7 @@ impl Outbox {
     }
 
     fn has_pending(&self) -> bool {
-        !self.pending.is_empty() || self.tls.as_ref().is_some_and(TlsStream::wants_send)
+        !self.pending.is_empty() || self.tls.as_ref().is_some_and(|tls| tls.wants_send())
     }
 
     /// Everything from now on is encrypted; nothing waits to be sent in the clear.

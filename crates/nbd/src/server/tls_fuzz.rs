@@ -32,7 +32,7 @@ pub fn tls_stream(input: &[u8]) {
 fn handshake(bytes: &[u8], piece: usize) {
     // Clients have to show certificates: more messages are taken.
     let config = TlsConfig::from_pem(CHAIN, KEY, Some(AUTHORITY)).unwrap();
-    let mut server = TlsStream::new(&config).unwrap();
+    let mut server = config.begin().unwrap();
     let mut plain = Vec::new();
     let mut is_broken = false;
     for part in bytes.to_vec().chunks_mut(piece) {
@@ -68,7 +68,7 @@ impl Pair {
     fn connect() -> Pair {
         let mut client = client();
         let config = TlsConfig::from_pem(CHAIN, KEY, None).unwrap();
-        let mut server = TlsStream::new(&config).unwrap();
+        let mut server = config.begin().unwrap();
         while client.is_handshaking() || client.wants_write() || server.wants_send() {
             let mut sent = Vec::new();
             while client.wants_write() {

@@ -11,7 +11,7 @@ use reactor::Cx;
 use serve::EngineOptions;
 
 use super::super::export::{Export, Lookup};
-use super::super::tls::{TlsStream, TlsStreamError};
+use super::super::tls::TlsStreamError;
 use super::super::transport::EndedRequests;
 use super::{
     Connection, Delivery, DrainState, Engine, KEY_ENGINE_READY, KEY_RUN, Phase, ServeState,
@@ -56,13 +56,11 @@ impl<B: Backend> Connection<B> {
         let Some(options) = &self.shared.options.tls else {
             return self.drain();
         };
-        let begun = TlsStream::new(&options.config)
-            .map_err(TlsStreamError::from)
-            .and_then(|mut tls| {
-                let begun = self.intake.begin_tls(&mut tls);
-                self.outbox.set_tls(tls);
-                begun
-            });
+        let begun = options.config.begin().and_then(|mut tls| {
+            let begun = self.intake.begin_tls(&mut tls);
+            self.outbox.set_tls(tls);
+            begun
+        });
         if let Err(error) = begun {
             self.on_tls_broken(&error);
         }
