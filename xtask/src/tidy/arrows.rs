@@ -14,6 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("reactor", &["blkmq"]),
     ("serve", &["blkmq", "reactor"]),
     ("nbd", &["blkmq", "canary", "reactor", "serve"]),
+    ("nbd-psk", &["nbd", "reactor"]),
     ("ublk", &["blkmq", "reactor", "serve"]),
     (
         "transports",
@@ -31,6 +32,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "blkmq",
             "canary",
             "nbd",
+            "nbd-psk",
             "reactor",
             "store",
             "transports",
@@ -42,8 +44,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &["oracle", "s3-testbed"]),
 ];
 
-/// Rooms in which a runtime may be used: the edges.
-const EDGES: &[&str] = &["firn", "store"];
+/// Rooms in which a runtime may be used: the edges; and one that has tokio's traits for its library alone.
+const EDGES: &[&str] = &["firn", "store", "nbd-psk"];
 
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
     let manifests = || {
