@@ -14,7 +14,7 @@ use crate::access::Role;
 use crate::api_address::{ApiAddress, SOCKET_DEFAULT, TOKENS_DEFAULT};
 use crate::cli::args::{LogIo, NewVolume, OpenListener, Sandbox, ServeArgs, SnapshotSchedule};
 use crate::failure::{Failure, Result};
-use crate::frontends::nbd_access::NbdTls;
+use crate::frontends::nbd_access::{NbdProof, NbdTls};
 use crate::local_files::ring_dir;
 use crate::spans;
 use crate::store_faults::StoreFaultPlan;
@@ -208,7 +208,12 @@ impl Settings {
             .cache
             .or(file.cache)
             .unwrap_or_else(|| PathBuf::from(format!("{DATA_DIR}/cache")));
-        let nbd_access = flags.nbd_access.or(file.nbd_access);
+        let nbd_tls = nbd_tls(
+            flags.nbd_tls.or(file.nbd_tls),
+            flags.nbd_tls_psk.or(file.nbd_tls_psk),
+            flags.nbd_tls_required || file.nbd_tls_required,
+            flags.nbd_access.or(file.nbd_access),
+        )?;
         let otlp_endpoint = flags.otlp_endpoint.or(file.otlp_endpoint);
         let settings = Settings {
             store: flags
@@ -227,13 +232,10 @@ impl Settings {
             },
             nbd: nbd_addresses(
                 listed(flags.nbd, file.nbd),
-                nbd_access.is_some() || insecure.contains(&OpenListener::Nbd),
+                nbd_tls.as_ref().is_some_and(NbdTls::knows_everybody)
+                    || insecure.contains(&OpenListener::Nbd),
             )?,
-            nbd_tls: nbd_tls(
-                flags.nbd_tls.or(file.nbd_tls),
-                flags.nbd_tls_required || file.nbd_tls_required,
-                nbd_access,
-            )?,
+            nbd_tls,
             volumes: listed(flags.volume, file.volume),
             snapshot_schedules: listed(flags.snapshot_schedule, file.snapshot_schedule),
             rpo: time_or(flags.rpo.or(file.rpo), RPO_DEFAULT),
@@ -381,24 +383,35 @@ pub(crate) fn read_file(path: &Path) -> Result<ServeArgs> {
         .map_err(|source| Failure::invalid(format!("configuration {}: {source}", path.display())))
 }
 
-/// TLS over NBD; without certificates there is none to be required.
+/// TLS over NBD; without certificates or keys there is none to be required.
 fn nbd_tls(
     dir: Option<PathBuf>,
+    keys: Option<PathBuf>,
     required: bool,
     access: Option<PathBuf>,
 ) -> Result<Option<NbdTls>> {
-    match dir {
-        Some(dir) => Ok(Some(NbdTls {
-            dir,
-            required,
-            access,
-        })),
-        None if required || access.is_some() => Err(Failure::invalid(
-            "--nbd-tls-required and --nbd-access need --nbd-tls DIR, the directory of the server's \
-             certificate",
-        )),
-        None => Ok(None),
-    }
+    let proof = match (dir, keys) {
+        (Some(dir), None) => NbdProof::Certificates(dir),
+        (None, Some(file)) => NbdProof::Keys(file),
+        (Some(_), Some(_)) => {
+            return Err(Failure::invalid(
+                "--nbd-tls and --nbd-tls-psk exclude each other: a server's NBD clients have certificates or keys; \
+                 give one of the two",
+            ));
+        }
+        (None, None) if required || access.is_some() => {
+            return Err(Failure::invalid(
+                "--nbd-tls-required and --nbd-access need --nbd-tls DIR, the directory of the server's \
+                 certificate, or --nbd-tls-psk FILE, the keys of clients",
+            ));
+        }
+        (None, None) => return Ok(None),
+    };
+    Ok(Some(NbdTls {
+        proof,
+        required,
+        access,
+    }))
 }
 
 /// Without an access list NBD asks nobody who he is: beyond the loopback address that takes a word of
@@ -418,8 +431,8 @@ fn nbd_addresses(given: Vec<String>, may_be_remote: bool) -> Result<Vec<Listen>>
             Listen::Tcp(address) if !address.ip().is_loopback() && !may_be_remote => {
                 Err(Failure::invalid(format!(
                     "--nbd {address} would serve every volume to whoever reaches that address, without \
-                     authentication; give --nbd-access, listen on 127.0.0.1 or a Unix socket, or say \
-                     --insecure nbd"
+                     authentication; give --nbd-access, or --nbd-tls-psk with --nbd-tls-required, listen on \
+                     127.0.0.1 or a Unix socket, or say --insecure nbd"
                 )))
             }
             listen => Ok(listen),
@@ -515,6 +528,31 @@ mod tests {
         assert!(error.detail.contains("log-sise"), "{error}");
         // A loss is declared for one volume at one time, never by a line that stays in a file.
         assert!(with_file("take-over = true\n", ServeArgs::default()).is_err());
+    }
+
+    #[test]
+    fn clients_of_nbd_have_certificates_or_keys_and_keys_that_are_required_let_nobody_else_in() {
+        let tls = |text: &str| {
+            let settings = with_file(text, ServeArgs::default())?;
+            Ok::<_, Failure>(settings.nbd_tls)
+        };
+        let keys = "nbd-tls-psk = \"/k\"\n";
+        let found = tls(keys).unwrap().unwrap();
+        assert_eq!(found.proof, NbdProof::Keys("/k".into()));
+        assert!(!found.required && !found.knows_everybody());
+        let both = tls(&format!("{keys}nbd-tls = \"/d\"\n")).unwrap_err();
+        assert!(both.detail.contains("exclude each other"), "{both}");
+        let neither = tls("nbd-tls-required = true\n").unwrap_err();
+        assert!(neither.detail.contains("--nbd-tls-psk FILE"), "{neither}");
+        let remote = "nbd = [\"0.0.0.0:10809\"]\n";
+        assert!(tls(&format!("{remote}{keys}")).is_err());
+        assert!(tls(&format!("{remote}{keys}nbd-tls-required = true\n")).is_ok());
+        assert!(
+            tls(&format!(
+                "{remote}nbd-tls = \"/d\"\nnbd-tls-required = true\n"
+            ))
+            .is_err()
+        );
     }
 
     #[test]

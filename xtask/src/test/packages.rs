@@ -12,6 +12,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("nbdcopy", "libnbd-bin"),
     ("nbdfuse", "libnbd-bin"),
     ("nbdsh", "python3-libnbd"),
+    ("psktool", "gnutls-bin"),
     ("fusermount3", "fuse3"),
     ("fuse2fs", "fuse2fs"),
     ("nbdkit", "nbdkit"),

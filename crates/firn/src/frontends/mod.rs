@@ -5,4 +5,5 @@
 pub(crate) mod disks;
 pub(crate) mod nbd;
 pub(crate) mod nbd_access;
+pub(crate) mod nbd_keys;
 pub(crate) mod open_volumes;

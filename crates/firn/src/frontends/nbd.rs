@@ -45,8 +45,8 @@ pub(crate) struct NbdFrontend {
     addresses: Mutex<Vec<BoundAddress>>,
     /// Clients without TLS are refused.
     requires_tls: bool,
-    /// Clients are told apart by their certificates.
-    has_access_list: bool,
+    /// Nobody gets in who does not prove who he is.
+    knows_everybody: bool,
 }
 
 impl NbdFrontend {
@@ -56,10 +56,10 @@ impl NbdFrontend {
         volumes: Arc<OpenVolumes>,
         tls: Option<&NbdTls>,
     ) -> Result<Self> {
+        let knows_everybody = tls.is_some_and(NbdTls::knows_everybody);
         let (tls, access) = tls.map(NbdTls::load).transpose()?.unzip();
         let access = access.flatten();
         let requires_tls = tls.as_ref().is_some_and(|tls| tls.required);
-        let has_access_list = access.is_some();
         let exports = Arc::new(PermittedVolumes { volumes, access });
         let options = Options {
             tls,
@@ -76,7 +76,7 @@ impl NbdFrontend {
             server: Arc::new(server),
             addresses: Mutex::default(),
             requires_tls,
-            has_access_list,
+            knows_everybody,
         })
     }
 
@@ -84,11 +84,11 @@ impl NbdFrontend {
     pub(crate) fn listen(&self, address: &Listen) -> Result<()> {
         if let Listen::Tcp(address) = address
             && !address.ip().is_loopback()
-            && !self.has_access_list
+            && !self.knows_everybody
         {
             tracing::warn!(
                 %address,
-                "NBD asks for no certificate: whoever reaches this address can read and write"
+                "NBD asks nobody who he is: whoever reaches this address can read and write"
             );
         }
         if let Listen::Unix(path) = address

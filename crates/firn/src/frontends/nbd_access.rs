@@ -1,4 +1,4 @@
-//! Who may use which volume over NBD: certificates of the server and the list of clients.
+//! Who may use which volume over NBD: certificates or keys of the server, and the list of clients.
 //!
 //! Reads its files once, at the start, and answers from memory after that: look-ups come on reactor
 //! threads. A client that is not listed must learn no more than that there is no such export.
@@ -12,18 +12,27 @@ use nbd::server::{ClientIdentity, Export, Exports, TlsConfig, TlsOptions};
 use volume::Volume;
 
 use crate::failure::{Failure, Result};
+use crate::frontends::nbd_keys;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
 
 /// What the operator says about TLS over NBD.
 #[derive(Clone, Debug)]
 pub(crate) struct NbdTls {
-    /// Directory of `server-cert.pem`, `server-key.pem` and, with an access list, `ca-cert.pem`: the
-    /// names that QEMU, nbdkit and libnbd use.
-    pub(crate) dir: PathBuf,
+    pub(crate) proof: NbdProof,
     /// Clients without TLS are refused.
     pub(crate) required: bool,
     /// The access list.
     pub(crate) access: Option<PathBuf>,
+}
+
+/// By what a server and its clients prove who they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NbdProof {
+    /// Directory of `server-cert.pem`, `server-key.pem` and, with an access list, `ca-cert.pem`: the
+    /// names that QEMU, nbdkit and libnbd use.
+    Certificates(PathBuf),
+    /// The file of keys, one for each client.
+    Keys(PathBuf),
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
@@ -31,30 +40,43 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 impl NbdTls {
-    /// Loads the certificates and the access list.
+    /// Loads the certificates or keys, and the access list.
     pub(crate) fn load(&self) -> Result<(TlsOptions, Option<AccessList>)> {
-        let file = |name: &str| read(&self.dir.join(name));
-        let (chain, key) = (file("server-cert.pem")?, file("server-key.pem")?);
         let access = self.access.as_deref().map(AccessList::load).transpose()?;
-        let authority = match access {
-            Some(_) => Some(file("ca-cert.pem")?),
-            None => None,
+        let config = match &self.proof {
+            NbdProof::Certificates(dir) => certificates(dir, access.is_some())?,
+            NbdProof::Keys(file) => TlsConfig::new(Arc::new(nbd_keys::load(file)?)),
         };
-        let config = TlsConfig::from_pem(&chain, &key, authority.as_deref()).map_err(|error| {
-            let dir = self.dir.display();
-            Failure::invalid(format!(
-                "the certificates in {dir} are of no use for NBD: {error}"
-            ))
-        })?;
         let options = TlsOptions {
             config,
             required: self.required || access.is_some(),
         };
         Ok((options, access))
     }
+
+    /// Whether nobody gets in who does not prove who he is.
+    pub(crate) fn knows_everybody(&self) -> bool {
+        self.access.is_some() || (self.required && matches!(self.proof, NbdProof::Keys(_)))
+    }
 }
 
-/// Which client may use which volumes, by the DNS names of its certificate.
+/// Of this directory. Where clients are told apart they have to show certificates, too.
+fn certificates(dir: &Path, verifies_clients: bool) -> Result<TlsConfig> {
+    let file = |name: &str| read(&dir.join(name));
+    let (chain, key) = (file("server-cert.pem")?, file("server-key.pem")?);
+    let authority = match verifies_clients {
+        true => Some(file("ca-cert.pem")?),
+        false => None,
+    };
+    TlsConfig::from_pem(&chain, &key, authority.as_deref()).map_err(|error| {
+        let dir = dir.display();
+        Failure::invalid(format!(
+            "the certificates in {dir} are of no use for NBD: {error}"
+        ))
+    })
+}
+
+/// Which client may use which volumes, by the DNS names of its certificate or by the name of its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessList(BTreeMap<String, Vec<String>>);
 

@@ -29,6 +29,7 @@ mod lists;
 mod moves;
 mod network_store;
 mod page;
+mod pre_shared_keys;
 mod removed_objects;
 mod rescue;
 mod rescue_log;

@@ -72,7 +72,7 @@ pub(crate) struct ServeArgs {
     pub(crate) insecure: Vec<OpenListener>,
 
     /// Listen for NBD clients here: HOST:PORT or unix:PATH. May be given several times.
-    /// Beyond the loopback address it takes --nbd-access, or --insecure nbd.
+    /// Beyond the loopback address it takes --nbd-access, --nbd-tls-psk with --nbd-tls-required, or --insecure nbd.
     /// [default: 127.0.0.1:10809 and unix:./firn-data/nbd.sock]
     #[arg(long, value_name = "ADDR|unix:PATH")]
     pub(crate) nbd: Vec<String>,
@@ -81,14 +81,19 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) nbd_tls: Option<PathBuf>,
 
+    /// Offer TLS to NBD clients, with the pre-shared keys of this file, in place of certificates: NAME:HEXKEY on each
+    /// line, as `psktool` writes it and nbdkit, libnbd and QEMU read it. None but the owner may be able to read it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nbd_tls_psk: Option<PathBuf>,
+
     /// Refuse NBD clients that do not use TLS.
     #[arg(long)]
     #[serde(default)]
     pub(crate) nbd_tls_required: bool,
 
     /// Let NBD clients use what this file lists for them, and nothing else: on each line a DNS name of
-    /// the client's certificate and volumes, or * for all. Certificates must be signed by ca-cert.pem of
-    /// the directory of --nbd-tls; a client without one is refused.
+    /// the client's certificate, or the name of its key, and volumes, or * for all. Certificates must be signed by
+    /// ca-cert.pem of the directory of --nbd-tls; a client without certificate or key is refused.
     #[arg(long, value_name = "FILE")]
     pub(crate) nbd_access: Option<PathBuf>,
 

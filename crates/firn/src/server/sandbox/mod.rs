@@ -22,6 +22,7 @@ use super::handover;
 use crate::cli::args::Sandbox;
 use crate::config::{ApiListen, Settings};
 use crate::failure::{Failure, FailureCode, Result};
+use crate::frontends::nbd_access::NbdProof;
 
 /// The newest rights to files that are given up. What an older kernel does not know stays as it is.
 const RIGHTS: ABI = ABI::V5;
@@ -254,7 +255,10 @@ fn needed(settings: &Settings, store: Option<StorePlace>) -> Vec<(PathBuf, Right
         add(store.dir, Right::Write);
     }
     if let Some(tls) = &settings.nbd_tls {
-        add(tls.dir.clone(), Right::Read);
+        match &tls.proof {
+            NbdProof::Certificates(dir) => add(dir.clone(), Right::Read),
+            NbdProof::Keys(file) => add(parent(file), Right::Read),
+        }
         if let Some(list) = &tls.access {
             add(parent(list), Right::Read);
         }
