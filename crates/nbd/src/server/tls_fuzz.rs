@@ -164,7 +164,7 @@ impl Pair {
 }
 
 /// A client that shows no certificate.
-fn client() -> rustls::ClientConnection {
+pub(super) fn client() -> rustls::ClientConnection {
     let mut roots = rustls::RootCertStore::empty();
     let authority = CertificateDer::from_pem_slice(AUTHORITY).unwrap();
     roots.add(authority).unwrap();
@@ -179,7 +179,7 @@ fn client() -> rustls::ClientConnection {
 }
 
 /// What a client finds in these bytes.
-fn receive(
+pub(super) fn receive(
     client: &mut rustls::ClientConnection,
     mut cipher: &[u8],
 ) -> Result<Vec<u8>, rustls::Error> {

@@ -334,29 +334,15 @@ impl fmt::Debug for CertificateSession {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::Write;
 
     use super::super::ENCRYPTED_AT_ONCE_MAX;
     use super::*;
+    use crate::server::tls_fuzz::{client, receive};
 
     const AUTHORITY: &[u8] = include_bytes!("../../../tests/fixtures/tls/ca-cert.pem");
     const CHAIN: &[u8] = include_bytes!("../../../tests/fixtures/tls/server-cert.pem");
     const KEY: &[u8] = include_bytes!("../../../tests/fixtures/tls/server-key.pem");
-
-    /// A client that shows no certificate.
-    fn client() -> rustls::ClientConnection {
-        let mut roots = rustls::RootCertStore::empty();
-        let authority = CertificateDer::from_pem_slice(AUTHORITY).unwrap();
-        roots.add(authority).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let name = "localhost".try_into().unwrap();
-        rustls::ClientConnection::new(Arc::new(config), name).unwrap()
-    }
 
     /// Both ends of a connection whose handshake is over.
     fn connected() -> (CertificateSession, rustls::ClientConnection) {
@@ -376,15 +362,8 @@ mod tests {
     }
 
     /// What a client finds in these bytes.
-    fn take(client: &mut rustls::ClientConnection, mut cipher: &[u8]) -> Vec<u8> {
-        let mut plain = Vec::new();
-        while !cipher.is_empty() {
-            client.read_tls(&mut cipher).unwrap();
-            client.process_new_packets().unwrap();
-            // It ends with "would block": more may come.
-            let _ = client.reader().read_to_end(&mut plain);
-        }
-        plain
+    fn take(client: &mut rustls::ClientConnection, cipher: &[u8]) -> Vec<u8> {
+        receive(client, cipher).unwrap()
     }
 
     fn buf(bytes: usize, fill: u8) -> SendPart {
