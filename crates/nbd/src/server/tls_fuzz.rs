@@ -208,6 +208,14 @@ mod tests {
         assert_eq!((pair.heard.len(), pair.taken.len()), (2525, 9));
     }
 
+    /// Found by the fuzzer: the library's assertion failed.
+    #[test]
+    fn what_a_client_sends_behind_the_servers_end_is_no_error_of_it() {
+        tls_stream(&[
+            0, 0, 0, 16, 3, 9, 0, 1, 1, 3, 21, 3, 0, 94, 78, 94, 94, 94, 94, 94, 94, 94, 2, 2, 40,
+        ]);
+    }
+
     #[test]
     fn whatever_comes_nothing_is_heard_that_was_not_said() {
         let mut rng = fastrand::Rng::with_seed(3);

@@ -207,7 +207,8 @@ impl CertificateSession {
 
 impl TlsSession for CertificateSession {
     fn decrypt(&mut self, cipher: &mut [u8], plain: &mut Vec<u8>) -> Result<(), TlsStreamError> {
-        if self.is_broken {
+        // Behind its own end the library must not find errors: its assertions forbid another alert.
+        if self.is_broken || self.is_closing {
             return Err(TlsStreamError::Closed);
         }
         let result = self.decrypt_records(cipher, plain);
@@ -238,7 +239,9 @@ impl TlsSession for CertificateSession {
         cipher.reserve(left + (left / RECORD_BYTES_MAX + 2) * RECORD_OVERHEAD);
         // With what is held: the begin of a message may be in it, and stays there.
         let UnbufferedStatus { discard, state } = self.tls.process_tls_records(&mut self.held);
-        let ConnectionState::WriteTraffic(mut tls) = state? else {
+        let ConnectionState::WriteTraffic(mut tls) =
+            state.inspect_err(|_| self.is_broken = true)?
+        else {
             return Err(TlsStreamError::Closed);
         };
         encrypt_front(parts, |plain| encrypt(&mut tls, plain, &mut cipher))?;
