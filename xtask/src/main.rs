@@ -5,12 +5,14 @@
 
 mod bench;
 mod canaries;
+mod chart;
 mod fuzz;
 mod lane;
 mod minio;
 mod models;
 mod package;
 mod process;
+mod running_command;
 mod server_program;
 mod sim;
 mod soak;

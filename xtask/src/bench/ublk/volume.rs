@@ -7,7 +7,6 @@
 //! other benchmarks of ublk it runs itself a second time inside the guest. What idle disks cost
 //! (P10) is the soak's to say.
 
-mod chart;
 mod cold;
 mod evict;
 mod flush;
@@ -22,8 +21,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::Options;
+use crate::chart::Chart;
 use crate::{Failure, lane, process, vm, workspace};
-use chart::Chart;
 use report::Report;
 
 /// Arguments of `cargo xtask bench volume`.

@@ -4,9 +4,9 @@
 
 use serde_json::{Value, json};
 
-use super::chart::Chart;
 use crate::bench::measure::Sample;
 use crate::bench::ublk::Options;
+use crate::chart::Chart;
 
 /// What a line that carries a chart begins with.
 const CHART: &str = "@chart ";

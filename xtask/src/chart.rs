@@ -18,15 +18,15 @@ const COLOURS: [&str; 4] = ["#4477aa", "#ee6677", "#228833", "#ccbb44"];
 
 /// A chart of bars, read from left to right.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Chart {
+pub(crate) struct Chart {
     /// What is measured, with its unit.
-    pub(super) title: String,
+    pub(crate) title: String,
     /// Lane and date.
-    pub(super) note: String,
+    pub(crate) note: String,
     /// The servers, in the order of their bars.
-    pub(super) series: Vec<String>,
+    pub(crate) series: Vec<String>,
     /// The workloads, each with a value per server where there is one.
-    pub(super) groups: Vec<(String, Vec<Option<f64>>)>,
+    pub(crate) groups: Vec<(String, Vec<Option<f64>>)>,
 }
 
 /// Text that cannot end an element.
@@ -47,7 +47,7 @@ fn format_value(value: f64) -> String {
 
 impl Chart {
     /// Adds the value of one server under one workload.
-    pub(super) fn put(&mut self, group: &str, series: &str, value: f64) {
+    pub(crate) fn put(&mut self, group: &str, series: &str, value: f64) {
         let known = self.series.iter().position(|name| name == series);
         let column = known.unwrap_or_else(|| {
             self.series.push(series.to_owned());
@@ -64,7 +64,7 @@ impl Chart {
     }
 
     /// The chart as a file.
-    pub(super) fn svg(&self) -> String {
+    pub(crate) fn svg(&self) -> String {
         let values = self.groups.iter().flat_map(|(_, values)| values);
         let largest = values.flatten().fold(0.0_f64, |a, b| a.max(*b));
         let scale = (WIDTH - LEFT - RIGHT) / largest.max(f64::MIN_POSITIVE);
