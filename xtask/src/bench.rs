@@ -4,6 +4,7 @@
 //! only as good as the machine is quiet; where valgrind is installed the instructions are counted
 //! too, and those are the same on every run.
 
+mod blkmq;
 mod forks;
 mod guard;
 mod handoff;
@@ -19,11 +20,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::Failure;
+use crate::{Failure, figures};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
+    /// Also print each figure as a line of JSON, for programs
+    #[arg(long, global = true)]
+    figures: bool,
     #[command(subcommand)]
     what: Benchmark,
 }
@@ -31,7 +35,7 @@ pub(crate) struct Arguments {
 #[derive(clap::Subcommand)]
 enum Benchmark {
     /// The multi-queue core: second look, admission and completion, quiesce
-    Blkmq,
+    Blkmq(blkmq::Arguments),
     /// Snapshots and forks: the calls, a thousand of them, the first requests (P8)
     Forks(forks::Arguments),
     /// The instructions of a request, from descriptor to answer, against the committed ones
@@ -39,7 +43,11 @@ enum Benchmark {
     /// The longest stall of NBD clients in an upgrade of the server (P9)
     Handoff(handoff::Arguments),
     /// The messenger: what senders wait with the out-queue's own lock and without it
-    Messenger,
+    Messenger {
+        /// Three short rounds instead of seven
+        #[arg(long)]
+        quick: bool,
+    },
     /// The NBD server against nbdkit and qemu-nbd (P7)
     Nbd(nbd::Arguments),
     /// A server with many volumes leaves, and the next serves them (P23, P24, NBD)
@@ -53,25 +61,28 @@ enum Benchmark {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.figures {
+        figures::want();
+    }
     let inside = match &arguments.what {
         Benchmark::Ublk(arguments) => ublk::is_inside(arguments),
         Benchmark::Volume(arguments) => ublk::volume::is_inside(arguments),
-        Benchmark::Blkmq
+        Benchmark::Blkmq(_)
         | Benchmark::Forks(_)
         | Benchmark::Guard(_)
         | Benchmark::Handoff(_)
-        | Benchmark::Messenger
+        | Benchmark::Messenger { .. }
         | Benchmark::Nbd(_)
         | Benchmark::Restart(_)
         | Benchmark::Store(_) => false,
     };
     let _alone = (!inside).then(wait_for_turn).transpose()?;
     match &arguments.what {
-        Benchmark::Blkmq => blkmq(),
+        Benchmark::Blkmq(arguments) => blkmq::run(arguments),
         Benchmark::Forks(arguments) => forks::run(arguments),
         Benchmark::Guard(arguments) => guard::run(arguments),
         Benchmark::Handoff(arguments) => handoff::run(arguments),
-        Benchmark::Messenger => messenger(),
+        Benchmark::Messenger { quick } => messenger(*quick),
         Benchmark::Nbd(arguments) => nbd::run(arguments),
         Benchmark::Restart(arguments) => handoff::restart::run(arguments),
         Benchmark::Store(arguments) => store::run(arguments),
@@ -97,40 +108,14 @@ fn wait_for_turn() -> Result<File, Failure> {
     Ok(lock)
 }
 
-fn blkmq() -> Result<(), Failure> {
-    let program = build("blkmq", "blkmq", &[])?;
-    println!("{}", crate::lane::describe_machine()?);
-    let status = Command::new(&program).status()?;
-    if !status.success() {
-        return Err("the benchmark failed".into());
-    }
-    println!("\n(d) instructions per call, counted by callgrind\n");
-    if Command::new("valgrind")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status()
-        .is_err()
-    {
-        println!("skipped: valgrind is not installed");
-        return Ok(());
-    }
-    println!("| what | instructions |\n|---|---:|");
-    let list = Command::new(&program)
-        .args(["--instructions", "list", "0"])
-        .output()?;
-    for case in String::from_utf8(list.stdout)?.lines() {
-        // The difference of two runs leaves out what a program costs before its first call.
-        let (few, many) = (10_000, 30_000);
-        let counted = instructions(&program, case, many)? - instructions(&program, case, few)?;
-        println!("| {case} | {:.1} |", counted as f64 / f64::from(many - few));
-    }
-    Ok(())
-}
-
-fn messenger() -> Result<(), Failure> {
+fn messenger(quick: bool) -> Result<(), Failure> {
     let program = build("messenger", "messenger", &["--features", "meter"])?;
     println!("{}", crate::lane::describe_machine()?);
-    if !Command::new(&program).status()?.success() {
+    let mut command = Command::new(&program);
+    command
+        .args(quick.then_some("--quick"))
+        .args(figures::flag());
+    if !command.status()?.success() {
         return Err("the benchmark failed".into());
     }
     Ok(())

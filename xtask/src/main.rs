@@ -6,6 +6,7 @@
 mod bench;
 mod canaries;
 mod chart;
+mod figures;
 mod fuzz;
 mod lane;
 mod minio;

@@ -14,7 +14,7 @@ pub(super) mod volume;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Failure, lane, process, vm, workspace};
+use crate::{Failure, figures, lane, process, vm, workspace};
 
 /// Arguments of `cargo xtask bench ublk`.
 #[derive(Clone, clap::Args)]
@@ -67,7 +67,7 @@ impl Options {
         guest.args(["--kernel", &self.kernel, "--only", &self.only]);
         guest.args(["--seconds", &self.seconds.to_string()]);
         guest.args(["--rounds", &self.rounds.to_string()]);
-        guest.args(icount);
+        guest.args(icount).args(figures::flag());
         Ok(guest)
     }
 }

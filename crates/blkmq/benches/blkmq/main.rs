@@ -2,7 +2,8 @@
 //!
 //! Compare figures of one run only. Each is the median of several short rounds in which the variants
 //! alternate, so that a machine that slows down slows all of them down. `--instructions CASE N`
-//! runs one case N times and nothing else, for an instruction counter to watch.
+//! runs one case N times and nothing else, for an instruction counter to watch. `--quick` is table (a)
+//! alone, `--figures` prints its rows for programs, too.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -33,10 +34,14 @@ fn main() {
         let count = count.parse().expect("a number of iterations");
         return cases::repeat(case, count);
     }
+    let is_given = |flag: &str| arguments.iter().any(|argument| argument == flag);
     if blkmq::Barrier::membarrier().is_none() {
         println!("membarrier: skipped: this kernel or sandbox refuses membarrier(2)");
     }
-    must_run::table();
+    must_run::table(is_given("--figures"));
+    if is_given("--quick") {
+        return;
+    }
     cases::table();
     quiesce::table();
 }

@@ -184,7 +184,18 @@ fn rates(checks: &[Check], threads: usize, requests: bool) -> Vec<Rate> {
     rounds.into_iter().map(middle).collect()
 }
 
-pub(crate) fn table() {
+/// The same for a program to read; names have nothing in them that JSON would escape.
+fn print_figure(what: &str, threads: usize, check: Check, rate: Rate) {
+    println!(
+        "@figure {{\"table\":\"must-run\",\"what\":\"{what}\",\"threads\":{threads},\"check\":\"{}\",\
+         \"per_second\":{:.0},\"waiting\":{:.4}}}",
+        check.name(),
+        rate.per_second,
+        rate.waiting
+    );
+}
+
+pub(crate) fn table(figures: bool) {
     let checks = Check::all();
     let cores = thread::available_parallelism().map_or(1, usize::from);
     println!("(a) the second check of \"must this queue run?\", {cores} processors");
@@ -206,6 +217,9 @@ pub(crate) fn table() {
                 println!(
                     "| {threads} | {name} | {per_second:.2} M | {waiting:.0} % | {ratio:.2}x |"
                 );
+                if figures {
+                    print_figure(what, threads, *check, *rate);
+                }
             }
         }
         println!();

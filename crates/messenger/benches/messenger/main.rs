@@ -23,9 +23,10 @@ use report::Report;
 
 fn main() {
     let quick = std::env::args().any(|a| a == "--quick");
-    let rounds = if quick { 1 } else { 7 };
-    let time = Duration::from_millis(if quick { 300 } else { 1500 });
-    let mut report = Report::default();
+    let figures = std::env::args().any(|a| a == "--figures");
+    let rounds = if quick { 3 } else { 7 };
+    let time = Duration::from_millis(if quick { 500 } else { 1500 });
+    let mut report = Report::new(figures);
     for load in &LOADS {
         // One run to warm caches, connections and the clock; not counted.
         run(load, Variant::Split, time / 4);

@@ -6,8 +6,10 @@ use messenger::outqueue::{LockStats, Site};
 
 use crate::load::{Load, Measurement, Variant, add, is_caller_site};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Report {
+    /// Whether programs want the rows, too.
+    figures: bool,
     runs: BTreeMap<(&'static str, Variant), Vec<Measurement>>,
 }
 
@@ -18,6 +20,13 @@ const VARIANTS: [(Variant, &str); 3] = [
 ];
 
 impl Report {
+    pub(crate) fn new(figures: bool) -> Self {
+        Self {
+            figures,
+            runs: BTreeMap::new(),
+        }
+    }
+
     pub(crate) fn add(&mut self, load: &Load, variant: Variant, measured: Measurement) {
         self.runs
             .entry((load.name, variant))
@@ -96,6 +105,17 @@ impl Report {
             })
             .collect();
         println!("| {name} | {} |", cells.join(" | "));
+        if self.figures {
+            let mut fields = String::new();
+            for (variant, variant_name) in &VARIANTS {
+                let v = self.values(load, *variant, &f);
+                if let (Some(min), Some(max)) = (v.first(), v.last()) {
+                    let median = v[v.len() / 2];
+                    fields += &format!(",\"{variant_name}\":[{median:.6},{min:.6},{max:.6}]");
+                }
+            }
+            print_figure(load, &format!("\"what\":\"{name}\"{fields}"), "messenger");
+        }
     }
 
     /// P12: wait of callers, one lock over split: of the medians, and of the sums over all rounds,
@@ -144,6 +164,18 @@ impl Report {
                 if s.takes == 0 {
                     continue;
                 }
+                if self.figures {
+                    let fields = format!(
+                        "\"variant\":\"{name}\",\"site\":\"{site:?}\",\"caller\":{},\"sends\":{sends},\
+                         \"takes\":{},\"contended\":{},\"wait_ns\":{},\"wait_max_ns\":{}",
+                        is_caller_site(site),
+                        s.takes,
+                        s.contended,
+                        s.wait_ns,
+                        s.wait_max_ns
+                    );
+                    print_figure(load, &fields, "messenger-locks");
+                }
                 let holder = (0..s.waited_for_ns.len()).max_by_key(|i| s.waited_for_ns[*i]);
                 let holder = holder.filter(|_| s.contended > 0).map(|i| Site::ALL[i]);
                 println!(
@@ -159,6 +191,12 @@ impl Report {
             }
         }
     }
+}
+
+/// A row for a program; names have nothing in them that JSON would escape.
+fn print_figure(load: &Load, fields: &str, table: &str) {
+    let load = load.name;
+    println!("@figure {{\"table\":\"{table}\",\"load\":\"{load}\",{fields}}}");
 }
 
 fn callers(m: &Measurement) -> impl Iterator<Item = messenger::outqueue::SiteStats> + '_ {

@@ -12,9 +12,11 @@ mod servers;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde_json::json;
+
 use self::servers::{MEMORY, Mode, Places, Programs, Sample, Server, fio, start_all, start_volume};
 use super::measure::{Workload, write_file};
-use crate::{Failure, server_program, workspace};
+use crate::{Failure, figures, server_program, workspace};
 
 /// Arguments of `cargo xtask bench nbd`.
 #[derive(clap::Args)]
@@ -213,6 +215,11 @@ fn table(
                 "| {workload} | {} | {per_second:.0} | {ratio:.2} | {cpu_us:.1} |",
                 server.name
             );
+            let row = json!({
+                "mode": title, "workload": workload.to_string(), "server": server.name,
+                "per_second": per_second, "cpu_us": cpu_us,
+            });
+            figures::put("nbd", &row);
         }
     }
     Ok(())

@@ -9,12 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use s3_testbed::Traffic;
+use serde_json::json;
 
 use super::zerofs::{self, Zerofs};
 use super::{Arguments, Line};
 use crate::bench::rig::{FirnServer, Programs, StoreRig};
 use crate::stores::programs::{from_python, is_installed};
-use crate::{Failure, minio, process, vm};
+use crate::{Failure, figures, minio, process, vm};
 
 const JUICEFS: &str = "1.4.2";
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -306,15 +307,17 @@ pub(super) fn compare(
             rig.slow_down(line.rate_mib, line.latency);
             if let Err(why) = system.prepare(&rig) {
                 println!("| {} | skipped: {why} | | | | | |", system.name());
+                let row = json!({"system": system.name(), "skipped": why.to_string()});
+                figures::put("peers", &row);
                 continue;
             }
-            measure_system(&rig, system)?;
+            measure_system(&rig, system, line)?;
         }
     }
     Ok(())
 }
 
-fn measure_system(rig: &StoreRig, system: System) -> Result<(), Failure> {
+fn measure_system(rig: &StoreRig, system: System, line: &Line) -> Result<(), Failure> {
     let loads = [
         Fio {
             kind: "write",
@@ -354,6 +357,13 @@ fn measure_system(rig: &StoreRig, system: System) -> Result<(), Failure> {
             put.requests,
             get.requests,
         );
+        let row = json!({
+            "system": system.name(), "load": load.kind, "mib_per_second": sample.mib_per_second(),
+            "latency_ms": line.latency.as_millis() as u64, "put": put.requests, "get": get.requests,
+            "sent": load.writes.then(|| share(put.sent)),
+            "fetched": (!load.writes).then(|| share(get.received)),
+        });
+        figures::put("peers", &row);
     }
     Ok(())
 }

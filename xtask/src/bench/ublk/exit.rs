@@ -11,9 +11,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
+use serde_json::{Value, json};
+
 use super::Arguments;
 use super::servers::{DEPTH, wait};
-use crate::{Failure, workspace};
+use crate::{Failure, figures, workspace};
 
 /// Where the kernel's tracer is.
 const TRACING: &str = "/sys/kernel/tracing";
@@ -93,6 +95,18 @@ struct Exit {
     traced: Option<Trace>,
 }
 
+impl Exit {
+    /// A row for programs, with what the kernel told.
+    fn with_traced(&self, mut row: Value) -> Value {
+        if let Some(trace) = &self.traced {
+            row["quiesces"] = json!(trace.quiesces);
+            row["cancels"] = json!(trace.cancels);
+            row["from_ring_ms"] = json!(trace.from_ring);
+        }
+        row
+    }
+}
+
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.traced {
@@ -131,6 +145,11 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
                 let program = if server == "kublk" { kublk } else { &ours };
                 let exit = measure_exit(server, program, (devices, queues), signal)?;
                 println!("| {server} | {devices} x {queues} | {signal} | {exit} |");
+                let row = json!({
+                    "server": server, "devices": devices, "queues": queues, "depth": DEPTH,
+                    "signal": signal, "from_signal_ms": exit.from_signal,
+                });
+                figures::put("exit", &exit.with_traced(row));
                 let _ = Command::new(kublk)
                     .args(["del", "-a"])
                     .stdout(Stdio::null())

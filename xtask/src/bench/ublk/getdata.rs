@@ -8,10 +8,12 @@
 
 use std::fs;
 
+use serde_json::json;
+
 use super::Arguments;
 use super::servers::{Kind, Mode, RunningServer, Server};
 use crate::bench::measure::{Length, Sample, Workload, fio, median_of};
-use crate::{Failure, workspace};
+use crate::{Failure, figures, workspace};
 
 /// A server that is compared with others.
 #[derive(Clone, Copy)]
@@ -110,6 +112,11 @@ fn row(
     println!(
         "| {table} | {name} | {block} | {depth} | {mean_us:.2} | {per_second:.0} | {enters:.2} |"
     );
+    let row = json!({
+        "part": table, "way": name, "block": block, "depth": depth, "mean_us": mean_us,
+        "per_second": per_second, "enters": enters,
+    });
+    figures::put("get-data", &row);
     Ok(())
 }
 
@@ -143,11 +150,12 @@ fn memory(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
             &running.devices,
             length,
         )?;
-        println!(
-            "| {} | {IDLE} | {idle} | {} |",
-            mode.name(),
-            resident_kib(&running)?
-        );
+        let used = resident_kib(&running)?;
+        println!("| {} | {IDLE} | {idle} | {used} |", mode.name());
+        let row = json!({
+            "way": mode.name(), "devices": IDLE, "idle_kib": idle, "used_kib": used,
+        });
+        figures::put("get-data-memory", &row);
     }
     Ok(())
 }

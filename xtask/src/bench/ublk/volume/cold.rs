@@ -2,11 +2,12 @@
 //!
 //! It is written, brought to the store, and its server stopped; log and cache are thrown away and
 //! another server takes it over. The first write to a block then has nothing local under it. The
-//! second pass writes the same blocks in the same order: that is the hot write beside it.
+//! second pass writes the same blocks in the same order: that is the hot write beside it. Cold reads are
+//! compared in both ways of the bytes, for what is fetched travels by neither of them.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::BenchContext;
 use super::hot::fill;
@@ -21,6 +22,9 @@ const MIB: u64 = 96;
 
 /// Blocks that are written cold and hot.
 const WRITES: u32 = 4000;
+
+/// Random reads of a cold volume; most ask for a chunk that none before them asked for.
+const COLD_READS: u32 = 800;
 
 /// Cold reads of a kind; no two of them share what they fetch.
 const READS: u64 = 16;
@@ -64,11 +68,49 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     if context.options.includes_row("cold reads") {
         reads(context)?;
     }
+    reads_by_mode(context, report)
+}
+
+/// What reads wait for of which nothing is here, in zero-copy and in user-copy.
+fn reads_by_mode(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
+    report.part(
+        "cold-reads",
+        "Cold reads: zero-copy against user-copy",
+        Bars::Ratio,
+    );
+    for depth in [1, 32] {
+        let load = Workload::new("randread", "4k", depth);
+        let workload = format!("cold {load}");
+        if !context.options.includes_row(&format!("cold-reads {load}")) {
+            continue;
+        }
+        for mode in [Mode::UserCopy, Mode::ZeroCopy] {
+            let mut samples = Vec::new();
+            let mut granted = String::new();
+            for _ in 0..context.options.rounds {
+                let world = World::new(context.dir, "cold")?;
+                let (firn, disk) = open_cold_as(&world, mode)?;
+                granted = firn.granted("cold")?;
+                samples.push(fio(load, &[disk], Length::Requests(COLD_READS))?);
+            }
+            let row = Row {
+                workload: &workload,
+                server: mode.name(),
+                granted: &granted,
+            };
+            report.row(row, &median(samples));
+        }
+    }
     Ok(())
 }
 
 /// A volume's disk, with nothing of it on this host but what opening it brings.
-fn open_cold(world: &World) -> Result<(Firn, std::path::PathBuf), Failure> {
+fn open_cold(world: &World) -> Result<(Firn, PathBuf), Failure> {
+    open_cold_as(world, Mode::ZeroCopy)
+}
+
+/// The same with this way of its bytes.
+fn open_cold_as(world: &World, mode: Mode) -> Result<(Firn, PathBuf), Failure> {
     let log = ["--log-size", "512MiB"];
     let volume = format!("cold={MIB}MiB");
     let mut firn = world.serve(&[&log[..], &["--volume", &volume]].concat())?;
@@ -79,7 +121,7 @@ fn open_cold(world: &World) -> Result<(Firn, std::path::PathBuf), Failure> {
     world.remove_cache()?;
     let mut firn = world.serve(&log)?;
     firn.ask(&["attach", "cold", "--transport", "nbd", "--take-over"])?;
-    let disk = firn.attach("cold", Mode::ZeroCopy)?;
+    let disk = firn.attach("cold", mode)?;
     Ok((firn, disk))
 }
 

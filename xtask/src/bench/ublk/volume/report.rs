@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::bench::measure::Sample;
 use crate::bench::ublk::Options;
 use crate::chart::Chart;
+use crate::figures;
 
 /// What a line that carries a chart begins with.
 const CHART: &str = "@chart ";
@@ -101,6 +102,12 @@ impl Report {
             "| {} | {} | {} | {rate:.0} | {ratio:.2} | {each:.1} | {p50:.0} | {p99:.0} | {p999:.0} |",
             row.workload, row.server, row.granted
         );
+        let part = self.charts.last().map(|(name, _)| name.as_str());
+        let figure = json!({
+            "part": part, "workload": row.workload, "server": row.server, "granted": row.granted,
+            "per_second": rate, "each": each, "p50": p50, "p99": p99, "p999": p999,
+        });
+        figures::put("volume", &figure);
         if let Some((_, chart)) = self.charts.last_mut() {
             let value = match self.bars {
                 Bars::Ratio => ratio,
