@@ -39,15 +39,25 @@ fn line(table: &str, row: &Value) -> String {
     format!("{MARK}{row}\n")
 }
 
+/// The row that a line carries, with the name of its table under `table`.
+pub(crate) fn parse(line: &str) -> Option<Value> {
+    let row: Value = serde_json::from_str(line.strip_prefix(MARK)?).ok()?;
+    row["table"].is_string().then_some(row)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_a_line_of_json_that_names_its_table() {
+    fn a_row_comes_out_as_it_went_in_and_other_lines_are_none() {
         let text = line("exit", &json!({"server": "kublk", "ms": 1.5}));
-        let row = text.strip_prefix(MARK).map(serde_json::from_str::<Value>);
-        let expected = json!({"server": "kublk", "ms": 1.5, "table": "exit"});
-        assert_eq!(row.unwrap().unwrap(), expected);
+        assert_eq!(
+            parse(text.trim_end()),
+            Some(json!({"server": "kublk", "ms": 1.5, "table": "exit"}))
+        );
+        for other in ["| kublk | 1.5 |", "@figure {", "@figure {}", "@figure 5"] {
+            assert_eq!(parse(other), None, "{other}");
+        }
     }
 }

@@ -6,6 +6,7 @@
 mod bench;
 mod canaries;
 mod chart;
+mod evidence;
 mod figures;
 mod fuzz;
 mod lane;
@@ -43,6 +44,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Plant known bugs in the server: the tests in guests and the soak must see them
     Canaries(canaries::Arguments),
+    /// Measure what others published beside ours, and write docs/evidence.md
+    Evidence(evidence::Arguments),
     /// Fuzz the decoders
     Fuzz(fuzz::Arguments),
     /// Build MinIO, a real S3 server for tests, unless the cache has it, and say where it is
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Canaries(arguments) => canaries::run(&arguments),
+        Command::Evidence(arguments) => evidence::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Minio(arguments) => minio::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),

@@ -87,15 +87,27 @@ pub(crate) struct Arguments {
     command: Vec<String>,
 }
 
+/// Fetches or builds what guests of a kernel need, without starting one.
+pub(crate) fn prepare(kernel: Kernel) -> Result<(), Failure> {
+    match packages::missing_requirement(builders(kernel)) {
+        Some(why) => Err(why.into()),
+        None => image::prepare(&cache(), kernel).map(drop),
+    }
+}
+
+/// Programs that making a kernel takes.
+fn builders(kernel: Kernel) -> &'static [(&'static str, &'static str)] {
+    match kernel {
+        Kernel::UserMode => &source::BUILDERS,
+        _ => &[],
+    }
+}
+
 /// Runs the command under the kernel that is named.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let kernel = arguments.kernel.ok_or("no kernel is named")?;
     let cache = cache();
-    let builders: &[(&str, &str)] = match kernel {
-        Kernel::UserMode => &source::BUILDERS,
-        _ => &[],
-    };
-    if let Some(why) = packages::missing_requirement(builders) {
+    if let Some(why) = packages::missing_requirement(builders(kernel)) {
         println!("skipped: {why}");
         return Ok(ExitCode::from(SKIPPED));
     }

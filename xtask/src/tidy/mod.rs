@@ -84,6 +84,15 @@ pub(crate) fn check() -> Vec<Finding> {
     findings
 }
 
+/// Of these names those that no function of the workspace has.
+#[cfg(test)]
+pub(crate) fn missing_functions(names: &[&str]) -> Vec<String> {
+    let sources = sources(workspace::root());
+    let functions = docs::functions(&sources);
+    let missing = names.iter().filter(|name| !functions.contains(**name));
+    missing.map(|name| (*name).to_owned()).collect()
+}
+
 /// Every text file below `root` that is not built or hidden.
 fn sources(root: &Path) -> Vec<Source> {
     let mut found = Vec::new();

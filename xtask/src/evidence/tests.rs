@@ -1,0 +1,213 @@
+//! The page from the output of benchmarks, as they print it: the whole way but for running them.
+
+use clap::Parser;
+
+use super::page::Page;
+use super::plan::Row;
+use super::results::{Outcome, Results, RunResult};
+use super::section::{Measured, NOT_MEASURED, Section};
+use super::tables::ROWS;
+
+/// Lines of real runs, each behind the name of its run.
+const OUTPUT: &str = include_str!("fixture.txt");
+
+fn all() -> Vec<&'static Row> {
+    ROWS.iter().collect()
+}
+
+fn result(go: &str, quick: bool) -> RunResult {
+    RunResult {
+        outcome: Outcome::Measured,
+        go: go.to_owned(),
+        quick,
+        command: "cargo xtask bench x".to_owned(),
+        seconds: 5.0,
+        load_before: 0.1,
+        lanes: Vec::new(),
+        figures: Vec::new(),
+    }
+}
+
+/// The results that the fixture comes to.
+fn results() -> Results {
+    let mut results = Results::default();
+    let lines = OUTPUT.lines().filter(|line| !line.starts_with('#'));
+    for (name, line) in lines.filter_map(|line| line.split_once(": ")) {
+        let run = results.runs.entry(name.to_owned());
+        run.or_insert_with(|| result("2026-11-27 10:00:00 UTC, commit abc", false))
+            .take_line(line);
+    }
+    results
+}
+
+/// A row's verdict whose words begin so: ours, and how that stands.
+fn verdict(row: &str, words: &str) -> (String, &'static str) {
+    let results = results();
+    let row = ROWS.iter().find(|one| one.id == row).unwrap();
+    let measured = Measured {
+        row: row.id,
+        results: &results,
+    };
+    let mut section = Section::default();
+    (row.write)(&measured, &mut section);
+    let found = section.verdicts.iter().find(|v| v.what.starts_with(words));
+    let found = found.unwrap_or_else(|| panic!("{words} is not among the verdicts"));
+    (
+        found.ours.clone(),
+        found
+            .standing
+            .map_or(NOT_MEASURED, |standing| standing.name()),
+    )
+}
+
+#[test]
+fn every_row_has_commands_that_are_understood_limits_and_an_id_of_its_own() {
+    for row in &ROWS {
+        assert!(!row.runs.is_empty() && !row.limits.is_empty(), "{}", row.id);
+        let others = ROWS.iter().filter(|other| other.id == row.id);
+        assert_eq!(others.count(), 1, "{}", row.id);
+        for run in row.runs {
+            for quick in [false, true] {
+                let Some(words) = run.words(quick) else {
+                    continue;
+                };
+                let mut command = vec!["xtask"];
+                command.extend(words);
+                let parsed = crate::Arguments::try_parse_from(&command);
+                assert!(parsed.is_ok(), "{}: {:?}", run.name, parsed.err());
+                // What it prints for programs is asked for by one of the two.
+                assert!(words[0] == "bench" || words.contains(&"--json"));
+            }
+        }
+    }
+    let quick: u64 = ROWS
+        .iter()
+        .flat_map(|row| row.runs)
+        .filter_map(|run| run.words(true).map(|_| run.minutes(true)))
+        .sum();
+    assert!(
+        quick < 180,
+        "a quick run that hangs at each deadline: {quick} min"
+    );
+}
+
+#[test]
+fn what_each_benchmark_prints_for_programs_is_read() {
+    for (row, words, ours, standing) in [
+        ("000", "000: quiesces a device, TERM", "1.0", "better"),
+        ("000", "000: exit of 16 x 24, TERM", "0.38", "better"),
+        (
+            "001",
+            "001: zero-copy by user-copy, randread 4k QD32 x16, time",
+            "1.32x",
+            "worse",
+        ),
+        ("001", "001: p99 of cold reads, QD32", "1.25x", "better"),
+        ("001", "001: server's memory", "0.31", "better"),
+        ("001", "001: recovery", "41", "better"),
+        ("002", "002: less wait of senders, load A", "28.3x", "worse"),
+        (
+            "003",
+            "003: latency with the mode, 4 KiB, inline",
+            "1.65x",
+            "better",
+        ),
+        (
+            "003",
+            "003: get-data for a second copy, 4k",
+            "1.20x",
+            "worse",
+        ),
+        (
+            "004",
+            "004: fences for a spin lock, whole requests, this",
+            "1.75x",
+            "worse",
+        ),
+        (
+            "004",
+            "004: membarrier for a spin lock, whole",
+            NOT_MEASURED,
+            NOT_MEASURED,
+        ),
+        (
+            "peers",
+            "peers: NBD, randread 4k QD32, Buffered",
+            "1.25x",
+            "better",
+        ),
+        (
+            "peers",
+            "peers: store at 30 ms, randread",
+            "1.10x",
+            "better",
+        ),
+    ] {
+        assert_eq!(verdict(row, words), (ours.to_owned(), standing), "{words}");
+    }
+}
+
+#[test]
+fn a_page_shows_ours_beside_the_published_with_source_command_chart_and_limits() {
+    let page = Page::of(&all(), &results(), "evidence");
+    for words in [
+        "| ours (2 rings) | recent, User-Mode Linux | 16 x 24 | TERM | no tracer | no tracer | 0.38 |",
+        "| published | with it | 128 x 24 |  | 256 | 2.0 | 2.44 |",
+        "| published, one mutex | web server | 15,962 |",
+        "commit 2fa9c93035e1",
+        "`cargo xtask evidence --only 002`",
+        "![000: seconds until no device has a server](evidence/000-exit.svg)",
+        "What these machines cannot show:",
+        "in one go that began 2026-11-27 10:00:00 UTC, commit abc.",
+        "`a_write_that_races_with_a_cold_read_of_its_block_always_wins`",
+        "Linux 7.3.4",
+    ] {
+        assert!(page.text.contains(words), "{words} in {}", page.text);
+    }
+    let names: Vec<&str> = page.charts.iter().map(|(name, _)| name.as_str()).collect();
+    assert!(names.contains(&"000-exit"), "{names:?}");
+    let (_, chart) = &page.charts[0];
+    assert!(chart.note.contains("2026-11-27"), "{}", chart.note);
+    for words in ["quick run", "Not of one go", "Beside other load", "@charts"] {
+        assert!(!page.text.contains(words), "{words}");
+    }
+}
+
+#[test]
+fn without_results_no_figure_is_ours_and_no_chart_is_drawn() {
+    let page = Page::of(&all(), &Results::default(), "evidence");
+    assert!(page.charts.is_empty());
+    assert!(page.text.contains("**Nothing was measured.**"));
+    assert!(
+        page.text
+            .contains("0 better, 0 equal (within 5 %), 0 worse")
+    );
+    assert!(page.text.contains("not run in this go"));
+    for line in page.text.lines().filter(|line| line.starts_with("| ours")) {
+        let mut cells = line.split('|').map(|cell| cell.trim().replace(',', ""));
+        let figure = cells.find(|cell| cell.trim_end_matches('x').parse::<f64>().is_ok());
+        assert_eq!(figure, None, "{line}");
+    }
+}
+
+#[test]
+fn a_run_that_failed_or_was_skipped_is_named_with_the_reason_and_a_mixed_page_says_so() {
+    let mut results = results();
+    let mut failed = result("2026-11-28 11:00:00 UTC", true);
+    failed.outcome = Outcome::Failed("the guest | died".to_owned());
+    failed.load_before = 3.0;
+    results.runs.insert("001/soak".to_owned(), failed);
+    let mut skipped = result("2026-11-28 11:00:00 UTC", true);
+    skipped.outcome = Outcome::Skipped("it takes too long for a quick look".to_owned());
+    results.runs.insert("peers/store".to_owned(), skipped);
+    let text = Page::of(&all(), &results, "evidence").text;
+    for words in [
+        "**failed**: the guest / died",
+        "**skipped**: it takes too long for a quick look",
+        "**Not of one go**",
+        "**A quick run**",
+        "**Beside other load**: when it began the load average was 3.0",
+    ] {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+}
