@@ -54,7 +54,10 @@ pub(super) const BUGS: [KnownBug; 24] = [
     bug(
         PR,
         "a write is answered with 0 bytes, and the kernel sends it again for ever",
-        &["requests_of_every_kind_and_shape_do_what_they_say"],
+        &[
+            "results_are_what_the_driver_understands",
+            "requests_of_every_kind_and_shape_do_what_they_say",
+        ],
     ),
     bug(
         PR,
@@ -107,6 +110,7 @@ pub(super) const BUGS: [KnownBug; 24] = [
         AFTER,
         "a short transfer counts as a whole one",
         &[
+            "a_request_that_is_done_in_part_is_never_taken_for_done",
             "a_short_read_is_continued_where_it_stopped",
             "a_short_write_is_continued_where_it_stopped_and_one_that_stops_is_an_error",
         ],
