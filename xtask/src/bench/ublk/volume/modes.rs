@@ -7,13 +7,15 @@
 
 use std::path::PathBuf;
 
+use serde_json::json;
+
 use super::BenchContext;
 use super::hot::{create_filled, fill};
 use super::report::{Bars, Report, Row};
 use super::server::World;
-use crate::Failure;
 use crate::bench::measure::{Length, Workload, fio, median};
 use crate::bench::ublk::servers::Mode;
+use crate::{Failure, figures};
 
 /// Devices of a mode, and their size: those of both modes together fit into the log.
 const DEVICES: usize = 16;
@@ -57,11 +59,20 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
             continue;
         }
         let mut samples = vec![Vec::new(); modes.len()];
+        let mut fetched = vec![0.0; modes.len()];
         for _ in 0..context.options.rounds {
-            for (disks, samples) in disks.iter().zip(&mut samples) {
+            for (at, disks) in disks.iter().enumerate() {
                 let length = Length::Seconds(context.options.seconds);
-                samples.push(fio(load, disks, length)?);
+                let before = firn.store_reads()?;
+                samples[at].push(fio(load, disks, length)?);
+                fetched[at] += firn.store_reads()? - before;
             }
+        }
+        for (mode, fetched) in modes.iter().zip(fetched) {
+            let mode = mode.name();
+            println!("<!-- {workload} in {mode}: {fetched} store requests that read -->");
+            let row = json!({"workload": workload, "server": mode, "store_reads": fetched});
+            figures::put("modes-store", &row);
         }
         for (mode, samples) in modes.iter().zip(samples) {
             let granted = firn.granted(&format!("{}-0", mode.name()))?;
