@@ -19,7 +19,7 @@ const QUIET_LOAD: f64 = 0.5;
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) text: String,
-    pub(super) charts: Vec<(String, Chart)>,
+    pub(super) charts: Vec<(&'static str, Chart)>,
 }
 
 impl Page {
@@ -30,9 +30,9 @@ impl Page {
         let mut charts = Vec::new();
         for (row, section) in rows.iter().zip(sections) {
             text += &part(row, results, &section.text);
-            for (name, mut chart) in section.charts {
-                chart.note = note(row, results);
-                charts.push((name, chart));
+            for mut drawn in section.charts {
+                drawn.chart.note = note(row, drawn.runs, results);
+                charts.push((drawn.name, drawn.chart));
             }
         }
         Page {
@@ -183,28 +183,22 @@ fn one_line(text: &str) -> String {
 }
 
 /// What stands on a chart: where and when, for it will be looked at without its page.
-fn note(row: &Row, results: &Results) -> String {
-    let prefix = format!("{}/", row.id);
-    let runs = results
-        .runs
-        .iter()
-        .filter(|(name, _)| name.starts_with(&prefix));
-    let mut words = BTreeSet::new();
-    for (_, run) in runs {
+fn note(row: &Row, runs: &[&str], results: &Results) -> String {
+    let mut goes = BTreeSet::new();
+    let mut lanes = Vec::new();
+    for name in runs {
+        let Some(run) = results.runs.get(&format!("{}/{name}", row.id)) else {
+            continue;
+        };
         let kind = if run.quick { ", a quick run" } else { "" };
-        words.insert(format!("{}{kind}", run.go));
+        goes.insert(format!("{}{kind}", run.go));
+        // A guest's lane comes behind that of its machine.
+        let lane = run.lanes.iter().rfind(|lane| !lane.starts_with("native, "));
+        let lane = lane.or(run.lanes.last()).map_or("", String::as_str);
+        let lane = lane.split(", load average").next().unwrap_or(lane);
+        if !lane.is_empty() && !lanes.contains(&lane) {
+            lanes.push(lane);
+        }
     }
-    let lanes: BTreeSet<String> = results
-        .runs
-        .iter()
-        .filter(|(name, _)| name.starts_with(&prefix))
-        .flat_map(|(_, run)| &run.lanes)
-        .map(|lane| {
-            lane.split(", load average")
-                .next()
-                .unwrap_or(lane)
-                .to_owned()
-        })
-        .collect();
-    format!("{}; {}", list(&words), list(&lanes))
+    format!("{}; {}", lanes.join(" and "), list(&goes))
 }

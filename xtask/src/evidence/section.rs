@@ -127,12 +127,21 @@ pub(super) struct Verdict {
     pub(super) standing: Option<Standing>,
 }
 
+/// A chart, and what it is of.
+#[derive(Clone, Debug)]
+pub(super) struct DrawnChart {
+    /// The name of its file.
+    pub(super) name: &'static str,
+    /// The runs whose figures it shows.
+    pub(super) runs: &'static [&'static str],
+    pub(super) chart: Chart,
+}
+
 /// What a row writes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Section {
     pub(super) text: String,
-    /// Each with the name of its file.
-    pub(super) charts: Vec<(String, Chart)>,
+    pub(super) charts: Vec<DrawnChart>,
     pub(super) verdicts: Vec<Verdict>,
 }
 
@@ -154,11 +163,16 @@ impl Section {
         self.text.push('\n');
     }
 
-    /// A chart, here in the text; none where nothing of it was measured.
-    pub(super) fn chart(&mut self, name: &str, chart: Chart) {
+    /// A chart of figures of these runs, here in the text; none where nothing of it was measured.
+    pub(super) fn chart(
+        &mut self,
+        name: &'static str,
+        runs: &'static [&'static str],
+        chart: Chart,
+    ) {
         if chart.series.iter().any(|name| name != PUBLISHED) {
             self.text += &format!("![{}]({CHARTS}/{name}.svg)\n\n", chart.title);
-            self.charts.push((name.to_owned(), chart));
+            self.charts.push(DrawnChart { name, runs, chart });
         }
     }
 

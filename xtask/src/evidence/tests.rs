@@ -171,10 +171,11 @@ fn a_page_shows_ours_beside_the_published_with_source_command_chart_and_limits()
     ] {
         assert!(page.text.contains(words), "{words} in {}", page.text);
     }
-    let names: Vec<&str> = page.charts.iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = page.charts.iter().map(|(name, _)| *name).collect();
     assert!(names.contains(&"000-exit"), "{names:?}");
     let (_, chart) = &page.charts[0];
-    assert!(chart.note.contains("2026-11-27"), "{}", chart.note);
+    let note = "User-Mode Linux, 2 processors, Linux 7.3.4; 2026-11-27 10:00:00 UTC, commit abc";
+    assert_eq!(chart.note, note);
     for words in ["quick run", "Not of one go", "Beside other load", "@charts"] {
         assert!(!page.text.contains(words), "{words}");
     }

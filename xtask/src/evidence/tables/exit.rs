@@ -132,7 +132,7 @@ fn write(measured: &Measured, section: &mut Section) {
     for signal in ["TERM", "KILL"] {
         verdicts(measured, section, signal);
     }
-    section.chart("000-exit", chart(measured));
+    section.chart("000-exit", &["uml"], chart(measured));
 }
 
 fn cells(exit: &Value, run: &str, kernel: &str) -> Vec<String> {

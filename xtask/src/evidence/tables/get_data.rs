@@ -190,7 +190,7 @@ fn second_copy(measured: &Measured, section: &mut Section) {
         "in instructions",
     ];
     section.table(1, &header, &rows);
-    section.chart("003-get-data", chart);
+    section.chart("003-get-data", &["uml", "instructions"], chart);
 }
 
 fn batching(measured: &Measured, section: &mut Section) {

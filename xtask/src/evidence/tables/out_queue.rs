@@ -191,7 +191,7 @@ fn ratios(measured: &Measured, section: &mut Section) {
         "control",
     ];
     section.table(1, &header, &rows);
-    section.chart("002-waits", chart);
+    section.chart("002-waits", &["messenger"], chart);
 }
 
 /// What a sender feels, which nothing is published of.

@@ -125,7 +125,7 @@ fn nbd(measured: &Measured, section: &mut Section) {
         "CPU us/request",
     ];
     section.table(3, &header, &rows);
-    section.chart("peers-nbd", chart);
+    section.chart("peers-nbd", &["nbd"], chart);
 }
 
 fn store(measured: &Measured, section: &mut Section) {

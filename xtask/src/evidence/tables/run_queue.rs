@@ -169,5 +169,5 @@ fn against_locks(measured: &Measured, section: &mut Section) {
         "checks: mutex",
     ];
     section.table(2, &header, &rows);
-    section.chart("004-run-queue", chart);
+    section.chart("004-run-queue", &["native", "real-time"], chart);
 }
