@@ -91,7 +91,7 @@ pub(in super::super) const ROW: Row = Row {
                 "--minutes",
                 "5",
                 "--rate",
-                "16",
+                "4",
                 "--data-mode",
                 "zero-copy",
                 "--json",
