@@ -21,6 +21,10 @@ use crate::{Failure, figures};
 const DEVICES: usize = 16;
 const MIB: u64 = 8;
 
+/// More than twice of what all volumes hold, for a server makes room before its log is full; less than all laps write,
+/// so that no segment is used for the first time.
+const LOG: &str = "704MiB";
+
 /// Reads come first, while all is in the
 /// log: seconds of writes to some volumes take the log from the others, and who reads those then
 /// measures the cache, or the store.
@@ -36,7 +40,7 @@ const WORKLOADS: [Workload; 7] = [
 
 pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
     let world = World::new(context.dir, "modes")?;
-    let mut firn = world.serve(&["--log-size", "512MiB"])?;
+    let mut firn = world.serve(&["--log-size", LOG])?;
     let modes = [Mode::UserCopy, Mode::ZeroCopy];
     let mut disks: Vec<Vec<PathBuf>> = Vec::new();
     for mode in modes {
