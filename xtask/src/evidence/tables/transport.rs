@@ -231,7 +231,7 @@ fn modes(
     }
     if !cold.is_empty() {
         section.paragraph(&format!(
-            "Not compared in time: what was read was no longer in the log, so that the store was asked (requests in user-copy and in zero-copy): {}.",
+            "Not compared in time, for the store was read from meanwhile (requests in user-copy and in zero-copy): {}.",
             cold.join(", ")
         ));
     }
