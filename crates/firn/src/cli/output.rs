@@ -22,6 +22,12 @@ pub(crate) fn json_text(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).expect("the API's own types always serialize")
 }
 
+/// Says something on standard error, if anybody listens. `eprintln!` panics where nobody does, and what is being undone must
+/// go on.
+pub(crate) fn warn(text: &str) {
+    let _ = io::stderr().write_all(format!("firn: {text}\n").as_bytes());
+}
+
 /// Shows on standard error that something goes on and for how long, where a person looks; how much there is, is
 /// known at its end.
 pub(crate) fn spinner() -> ProgressBar {

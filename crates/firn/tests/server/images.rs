@@ -192,6 +192,43 @@ fn a_command_that_fails_or_is_interrupted_leaves_nothing_behind() {
 }
 
 #[test]
+fn an_interrupted_import_whose_errors_nobody_reads_ends_all_the_same() {
+    let world = World::new();
+    let server = world.serve("cache", &["--rpo", "1h"]);
+    let mut import = world
+        .command(&["--api", &server.api, "import", "-", "new", "--size", "4MiB"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let connections = || world.show(&server, "new")["nbd"]["connections"].as_u64();
+    eventually("it is at work", || {
+        world.volume_names(&server) == ["new"] && connections().is_some_and(|count| count > 0)
+    });
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    import.stdin.take().unwrap().write_all(&[7; 16384]).unwrap();
+    eventually("it waits for the store", || {
+        connections() == Some(0) && server.get("/readyz").1.contains("store: writes fail")
+    });
+    // As where what its output goes through was interrupted, too.
+    drop(import.stderr.take());
+    let pid = rustix::process::Pid::from_raw(import.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let mut ended = None;
+    let is_over = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        eventually("it ends", || {
+            ended = import.try_wait().unwrap();
+            ended.is_some()
+        });
+    }));
+    // Also where it does not end.
+    let _ = import.kill();
+    assert!(is_over.is_ok(), "it goes on");
+    assert_eq!(ended.unwrap().code(), Some(130));
+    fs::rename(world.path("away"), world.path("store")).unwrap();
+}
+
+#[test]
 fn an_import_that_is_interrupted_after_the_image_arrived_keeps_it_and_says_what_is_left_to_do() {
     let world = World::new();
     // A recovery point so far away that only the command asks for an upload.

@@ -53,7 +53,9 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         let (client, name) = (client.clone(), args.volume_name().to_owned());
         undo.add(move || {
             if let Err(failure) = detach(&client, &name, true) {
-                eprintln!("firn: {name} stays attached (firn detach {name} --force): {failure}");
+                output::warn(&format!(
+                    "{name} stays attached (firn detach {name} --force): {failure}"
+                ));
             }
         });
     }
@@ -73,8 +75,14 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         true => String::new(),
         false => format!("; then firn detach {name}"),
     };
+    let or_resume = match is_standard(&args.file) {
+        true => "",
+        // Which also removes what marks how far it was.
+        false => "; or all that is left by the same command with --resume",
+    };
     undo.keep_so_far(format!(
-        "interrupted: the image is in {name}, and the store may not have all of it yet (firn sync {name}{then_detach})"
+        "interrupted: the image is in {name}, and the store may not have all of it yet (firn sync \
+         {name}{then_detach}{or_resume})"
     ));
     let finished = finish(&client, name, &mut marks, was_open);
     undo.keep();
@@ -229,7 +237,9 @@ fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -
             let removed = Marks::new(&client, &name).remove();
             let deleted = removed.and_then(|()| client.delete(&trash::for_good(&name)));
             if let Err(failure) = deleted {
-                eprintln!("firn: {name} stays, with what was written to it so far (firn volume delete {name}): {failure}");
+                output::warn(&format!(
+                    "{name} stays, with what was written to it so far (firn volume delete {name}): {failure}"
+                ));
             }
         });
     }

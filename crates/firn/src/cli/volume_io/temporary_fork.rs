@@ -3,7 +3,7 @@
 //! It goes when the command ends; kill -9 leaves it, and its name says what it was for.
 
 use super::super::client::Client;
-use super::super::{fork, trash};
+use super::super::{fork, output, trash};
 use super::undo::Undo;
 use super::{attach, detach};
 use crate::failure::Result;
@@ -25,7 +25,9 @@ pub(in crate::cli) fn make_fork(
         let (client, path) = (client.clone(), trash::for_good(&fork.name));
         undo.add(move || {
             if let Err(failure) = client.delete(&path) {
-                eprintln!("firn: the fork that was made for this stays, delete it: {failure}");
+                output::warn(&format!(
+                    "the fork that was made for this stays, delete it: {failure}"
+                ));
             }
         });
     }

@@ -2,9 +2,11 @@
 //!
 //! kill -9 leaves what was begun; the commands' help says what that is.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::super::output;
 use crate::failure::{Failure, Result};
 
 type Step = Box<dyn FnOnce() + Send>;
@@ -70,7 +72,7 @@ impl Undo {
     /// What was done stays, and more follows: a signal that ends the command before the next [`keep`](Undo::keep) has it
     /// say `how_far` it is.
     pub(in crate::cli) fn keep_so_far(&self, how_far: String) {
-        let say: Step = Box::new(move || eprintln!("firn: {how_far}"));
+        let say: Step = Box::new(move || output::warn(&how_far));
         *self.begun.steps() = vec![say];
         self.begun.leave_the_end_to_the_signal();
     }
@@ -81,11 +83,13 @@ impl UndoLog {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Under the lock, so that who comes second waits until it is done.
+    /// Under the lock, so that who comes second waits until it is done. A step that panics keeps neither the others from
+    /// being taken nor the process from ending.
     fn undo(&self) {
         let mut steps = self.steps();
         while let Some(step) = steps.pop() {
-            step();
+            // The hook has said why.
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(step));
         }
     }
 
