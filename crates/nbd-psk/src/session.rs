@@ -29,9 +29,6 @@ const CLOSE_NOTIFY: ([u8; 2], [u8; 4]) = ([21, 3], [0, 2, 1, 0]);
 /// What that client hears: a fatal "decrypt error", and not whether it is the name or the key that is wrong.
 const DECRYPT_ERROR: [u8; 7] = [21, 3, 3, 0, 2, 2, 51];
 
-/// What the library calls a key that is not the one of its name.
-const WRONG_KEY: &str = "S2N_ERR_BAD_PSK_BINDER";
-
 type Accepting = Pin<Box<dyn Future<Output = Result<TlsStream<Wire>, Error>> + Send>>;
 
 enum State {
@@ -90,15 +87,14 @@ impl PskSession {
                 Ok(())
             }
             Poll::Ready(Err(error)) => {
-                if error.application_error().is_some() || error.name() == WRONG_KEY {
-                    self.tell_why();
-                }
+                self.tell_why();
                 Err(broken(error))
             }
         }
     }
 
-    /// Of a first message that was refused for its key the client hears more than an end.
+    /// A client whose first message is refused hears more than an end, and the same whatever was wrong with the key: its name,
+    /// the key, or how the client would have proved it. Else one could ask which names there are.
     fn tell_why(&mut self) {
         let mut buffers = self.wire.lock();
         let (begin, end) = CLOSE_NOTIFY;

@@ -184,6 +184,26 @@ fn a_wrong_key_an_unknown_name_and_none_are_refused_and_the_first_two_hear_the_s
     assert_eq!(heard[0], heard[1]);
 }
 
+/// Names travel in the clear, but which of them there are is nobody's to try out.
+#[test]
+fn a_first_message_that_is_bent_anywhere_hears_the_same_of_a_name_that_is_known_and_of_one_that_is_not()
+ {
+    let answer = |name: &'static str, at: usize, to: u8| {
+        let mut hello = Client::new(Some((name, &OTHER_KEY))).sent();
+        hello[at] = to;
+        let mut server = server();
+        let _ = server.decrypt(&mut hello, &mut Vec::new());
+        server.encrypt(&mut Vec::new()).unwrap()
+    };
+    let bytes = Client::new(Some(("alice", &OTHER_KEY))).sent().len();
+    for at in 0..bytes {
+        for to in [0, 1, 48, 255] {
+            let (known, unknown) = (answer("alice", at, to), answer("carol", at, to));
+            assert_eq!(known, unknown, "byte {at} is {to}");
+        }
+    }
+}
+
 #[test]
 fn a_client_that_knows_no_tls_1_3_is_refused() {
     let mut client = Client::with_policy(None, "ELBSecurityPolicy-TLS-1-2-2017-01");
