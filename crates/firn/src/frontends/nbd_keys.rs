@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nbd_psk::{KEY_BYTES_MIN, PskConfig};
@@ -31,8 +31,15 @@ pub(crate) fn load(path: &Path) -> Result<PskConfig> {
 
 fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
     let failed = |source| Failure::io("read the keys of NBD clients", path, &source);
-    let file = File::open(path).map_err(failed)?;
+    // Of a pipe, opening would wait for a writer.
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(nonblocking).open(path);
+    let file = file.map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(failed(std::io::Error::other("it is no file")));
+    }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(Failure::new(
@@ -178,5 +185,17 @@ mod tests {
         assert!(load(&path).unwrap_err().detail.contains("larger than"));
         let missing = load(&dir.path().join("missing")).unwrap_err();
         assert!(missing.detail.contains("missing"), "{missing}");
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("keys");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        for path in [&*pipe, dir.path()] {
+            let refused = load(path).unwrap_err();
+            assert!(refused.to_string().contains("it is no file"), "{refused}");
+        }
     }
 }

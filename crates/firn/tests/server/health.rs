@@ -15,7 +15,6 @@ fn get(server: &Server, path: &str) -> (u16, String) {
     server.get(path)
 }
 
-/// The server's log.
 #[test]
 fn a_store_that_takes_no_writes_is_said_within_seconds_and_so_is_its_return() {
     let world = World::new();

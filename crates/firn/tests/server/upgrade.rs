@@ -34,7 +34,6 @@ fn serve(world: &World, more: &[&str], plan: Option<&str>) -> Server {
     })
 }
 
-/// What the server said up to now.
 /// A command that goes on beside the test, and ends with it.
 struct Background(Child);
 

@@ -141,16 +141,14 @@ impl Record {
 
     fn decode(bytes: &[u8]) -> io::Result<Record> {
         let cut = || io::Error::from(io::ErrorKind::UnexpectedEof);
-        // JSON in one line has no other.
-        let end = bytes
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .ok_or_else(cut)?;
-        let (text, mut states) = (&bytes[..end], &bytes[end + 1..]);
+        // JSON in one line has no other, and protocol 1 had JSON alone.
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let text = &bytes[..end.unwrap_or(bytes.len())];
         let protocol: Protocol = serde_json::from_slice(text)?;
         if protocol.protocol != PROTOCOL {
             return Err(io::Error::other(format!("protocol {}", protocol.protocol)));
         }
+        let mut states = &bytes[end.ok_or_else(cut)? + 1..];
         let mut record: Record = serde_json::from_slice(text)?;
         for one in &mut record.connections {
             let (state, rest) = states.split_at_checked(one.state_bytes).ok_or_else(cut)?;
@@ -344,7 +342,7 @@ mod tests {
             assert!(Record::decode(&bytes[..end]).is_err(), "{end}");
         }
         assert!(Record::decode(&[&bytes[..], b"x"].concat()).is_err());
-        let other = Record::decode(b"{\"protocol\":1}\n").unwrap_err();
+        let other = Record::decode(b"{\"protocol\":1}").unwrap_err();
         assert_eq!(other.to_string(), "protocol 1");
     }
 }
