@@ -71,19 +71,7 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         }
     };
     let name = args.volume_name();
-    let then_detach = match was_open {
-        true => String::new(),
-        false => format!("; then firn detach {name}"),
-    };
-    let or_resume = match is_standard(&args.file) {
-        true => "",
-        // Which also removes what marks how far it was.
-        false => "; or all that is left by the same command with --resume",
-    };
-    undo.keep_so_far(format!(
-        "interrupted: the image is in {name}, and the store may not have all of it yet (firn sync \
-         {name}{then_detach}{or_resume})"
-    ));
+    undo.keep_so_far(interrupted(args, was_open));
     let finished = finish(&client, name, &mut marks, was_open);
     undo.keep();
     finished?;
@@ -100,6 +88,24 @@ pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()>
         Size(volume.size_bytes),
         ApproximateSize(data_bytes)
     ))
+}
+
+/// What is left to do where the image is in the volume, and the command is interrupted.
+fn interrupted(args: &ImportArgs, was_open: bool) -> String {
+    let name = args.volume_name();
+    let then_detach = match was_open {
+        true => String::new(),
+        false => format!("; then firn detach {name}"),
+    };
+    let or_resume = match is_standard(&args.file) {
+        true => "",
+        // Which also removes what marks how far it was.
+        false => "; or all that is left by the same command with --resume",
+    };
+    format!(
+        "interrupted: the image is in {name}, and the store may not have all of it yet (firn sync \
+         {name}{then_detach}{or_resume})"
+    )
 }
 
 /// Everything is in the volume: has the store take it, and removes what the command needed.
