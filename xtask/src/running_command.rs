@@ -70,14 +70,13 @@ impl RunningCommand {
         mut each: impl FnMut(&str),
     ) -> Result<Option<ExitStatus>, Failure> {
         loop {
-            match self.lines.recv_timeout(Duration::from_millis(200)) {
-                Ok(line) => {
-                    each(&line);
-                    continue;
-                }
+            let line = self.lines.recv_timeout(Duration::from_millis(200));
+            match &line {
+                Ok(line) => each(line),
                 Err(RecvTimeoutError::Disconnected) => return Ok(Some(self.wait()?)),
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            // After a line, too: what prints all the time has a deadline like what is silent.
             if Instant::now() > until {
                 self.end();
                 self.wait()?;
@@ -85,7 +84,7 @@ impl RunningCommand {
                 return Ok(None);
             }
             // Something it left behind may hold the pipe: its own end counts.
-            if self.has_ended(WaitIdOptions::NOHANG)? {
+            if line.is_err() && self.has_ended(WaitIdOptions::NOHANG)? {
                 let status = self.wait()?;
                 self.lines.try_iter().for_each(|line| each(&line));
                 return Ok(Some(status));
@@ -133,4 +132,40 @@ fn cpu_time(process: u32) -> Duration {
         .filter_map(|field| field.parse::<u64>().ok())
         .sum();
     Duration::from_millis(10 * ticks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What became of a shell's words that are given so long, and how many lines they printed.
+    fn follow(words: &str, given: Duration) -> (Option<ExitStatus>, usize) {
+        let mut command = Command::new("sh");
+        command.args(["-c", words]);
+        let mut running = RunningCommand::start(&mut command, words, true).unwrap();
+        let mut lines = 0;
+        let status = running
+            .follow(Instant::now() + given, |_| lines += 1)
+            .unwrap();
+        (status, lines)
+    }
+
+    #[test]
+    fn a_command_that_prints_all_the_time_is_ended_at_its_deadline_like_a_silent_one() {
+        // Both end by themselves, so that a deadline that is missed fails here and does not hang.
+        for words in [
+            "for i in $(seq 200); do echo line; sleep 0.05; done",
+            "sleep 10",
+        ] {
+            let (status, _) = follow(words, Duration::from_millis(300));
+            assert_eq!(status, None, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_command_that_ends_in_time_is_heard_to_its_last_line() {
+        let (status, lines) = follow("echo a; echo b; exit 3", Duration::from_secs(60));
+        assert_eq!(status.and_then(|status| status.code()), Some(3));
+        assert_eq!(lines, 2);
+    }
 }
