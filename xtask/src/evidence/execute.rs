@@ -129,6 +129,7 @@ mod tests {
         whole: &["bench", "store", "--only", "peers"],
         quick: None,
         minutes: [1, 1],
+        rounds: [3, 1],
     };
 
     #[test]

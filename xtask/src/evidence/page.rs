@@ -1,14 +1,15 @@
 //! The page: what is better, equal and worse, and then each claim with its source, its commands, its tables and its limits.
 //!
-//! It is made of the result file alone. A run that failed or was left out says so, with the reason.
+//! It is made of the result file alone. A run that failed or was left out says so, with the reason, and counts for nothing
+//! else if it has no figures: not for when and of what the page is, and not for what is said of its figures.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::execute::command_line;
 use super::plan::{Row, Run};
-use super::results::{Outcome, Results, RunResult};
-use super::section::{CHARTS, Measured, NOT_MEASURED, Section, Standing};
+use super::results::{Outcome, Results};
+use super::section::{CHARTS, Judgement, Measured, NOT_MEASURED, Section};
 use crate::Failure;
 use crate::chart::Chart;
 
@@ -26,7 +27,7 @@ impl Page {
     pub(super) fn of(rows: &[&Row], results: &Results, name: &str) -> Page {
         let sections: Vec<Section> = rows.iter().map(|row| section(row, results)).collect();
         let mut text = head(results);
-        text += &summary(&sections);
+        text += &summary(rows, &sections, results);
         let mut charts = Vec::new();
         for (row, section) in rows.iter().zip(sections) {
             text += &part(row, results, &section.text);
@@ -72,13 +73,9 @@ fn head(results: &Results) -> String {
          the layout in which it was published, and beside it what this project's own programs did. A ratio is of figures of one run; figures of two \
          lanes ([testing-kernels.md](testing-kernels.md)) are not compared, and seconds of another machine are not ours to beat.\n\n",
     );
-    let of = |value: fn(&RunResult) -> String| -> BTreeSet<String> {
-        results.runs.values().map(value).collect()
-    };
-    let goes = of(|run| run.go.clone());
-    let loads = results.runs.values().map(|run| run.load_before);
-    let load = loads.fold(0.0, f64::max);
-    let kinds = of(|run| if run.quick { "quick" } else { "whole" }.to_owned());
+    let measured = || results.runs.values().filter(|run| run.has_figures());
+    let goes: BTreeSet<String> = measured().map(|run| run.go.clone()).collect();
+    let load = measured().map(|run| run.load_before).fold(0.0, f64::max);
     text += &match goes.len() {
         0 => "**Nothing was measured.**\n\n".to_owned(),
         1 => format!("Measured in one go that began {}.\n\n", list(&goes)),
@@ -87,7 +84,7 @@ fn head(results: &Results) -> String {
             goes.iter().cloned().collect::<Vec<_>>().join("; ")
         ),
     };
-    if kinds.contains("quick") {
+    if measured().any(|run| run.quick) {
         text += "**A quick run**: fewer rounds, fewer devices, shorter loads, and what takes long left out. Its figures show that the commands work, and \
                  roughly where things stand.\n\n";
     }
@@ -104,33 +101,52 @@ fn list(of: &BTreeSet<String>) -> String {
 }
 
 /// What is better, equal, worse.
-fn summary(sections: &[Section]) -> String {
-    let verdicts: Vec<_> = sections.iter().flat_map(|one| &one.verdicts).collect();
-    let count = |standing| {
-        let of = |verdict: &&&super::section::Verdict| verdict.standing == standing;
-        verdicts.iter().filter(of).count()
-    };
-    let mut text = format!(
-        "## What is better, equal, worse\n\n\
-         {} better, {} equal (within 5 %), {} worse, {} not measured. *Better* is against the published ratio where one is published, else against the peer \
-         in the same run; what that is worth is said with each row's limits.\n\n\
-         | what | published or peer | ours | |\n|---|---:|---:|---|\n",
-        count(Some(Standing::Better)),
-        count(Some(Standing::Equal)),
-        count(Some(Standing::Worse)),
-        count(None),
-    );
-    for verdict in &verdicts {
-        text += &format!(
-            "| {} | {} | {} | {} |\n",
-            verdict.what,
-            verdict.published,
-            verdict.ours,
-            verdict.standing.map_or(NOT_MEASURED, Standing::name),
-        );
+fn summary(rows: &[&Row], sections: &[Section], results: &Results) -> String {
+    let mut text = String::new();
+    // Of several rounds and of one alone, in the order of the standings.
+    let mut stands = [[0; 3]; 2];
+    let (mut withheld, mut missing) = (0, 0);
+    for (row, section) in rows.iter().zip(sections) {
+        for verdict in &section.verdicts {
+            let is_of_one = is_of_one_round(row, verdict.run, results);
+            let how = match &verdict.judgement {
+                Judgement::Stands(standing) => {
+                    stands[usize::from(is_of_one)][*standing as usize] += 1;
+                    let rounds = if is_of_one { ", of one round" } else { "" };
+                    format!("{}{rounds}", standing.name())
+                }
+                Judgement::Withheld(why) => {
+                    withheld += 1;
+                    format!("withheld: {}", one_line(why))
+                }
+                Judgement::NotMeasured => {
+                    missing += 1;
+                    NOT_MEASURED.to_owned()
+                }
+            };
+            text += &format!(
+                "| {} | {} | {} | {how} |\n",
+                verdict.what, verdict.published, verdict.ours,
+            );
+        }
     }
-    text.push('\n');
-    text
+    let [[better, equal, worse], [one_better, one_equal, one_worse]] = stands;
+    format!(
+        "## What is better, equal, worse\n\n\
+         Of the middle of several rounds: {better} better, {equal} equal (within 5 %), {worse} worse. Of one round alone, which the next may turn \
+         round: {one_better} better, {one_equal} equal, {one_worse} worse. {withheld} withheld, {missing} not measured. *Better* is against the published \
+         ratio where one is published, else against the peer in the same run; what that is worth is said with each row's limits.\n\n\
+         | what | published or peer | ours | |\n|---|---:|---:|---|\n{text}\n"
+    )
+}
+
+/// Whether each figure of a run is of a single round.
+fn is_of_one_round(row: &Row, run: &str, results: &Results) -> bool {
+    let planned = row.runs.iter().find(|planned| planned.name == run);
+    let result = results.runs.get(&format!("{}/{run}", row.id));
+    planned
+        .zip(result)
+        .is_some_and(|(planned, result)| planned.rounds(result.quick) == 1)
 }
 
 /// A claim with all that belongs to it.
@@ -149,8 +165,14 @@ fn part(row: &Row, results: &Results, tables: &str) -> String {
     }
     text += &format!("\n{tables}");
     text += "What these machines cannot show:\n\n";
+    let measured = Measured {
+        row: row.id,
+        results,
+    };
     for limit in row.limits {
-        text += &format!("- {limit}\n");
+        if limit.of.is_none_or(|run| measured.has(run)) {
+            text += &format!("- {}\n", limit.text);
+        }
     }
     text.push('\n');
     text
@@ -167,13 +189,17 @@ fn run_line(row: &Row, run: &Run, results: &Results) -> String {
         Outcome::Failed(why) => format!("**failed**: {}", one_line(why)),
     };
     let kind = if result.quick { "quick, " } else { "" };
+    // Without figures it says nothing of any commit.
+    let go = match result.has_figures() {
+        true => format!(" ({kind}{})", result.go),
+        false => String::new(),
+    };
     format!(
-        "| {} | `{}` | {} | {:.0} | {how} ({kind}{}) |\n",
+        "| {} | `{}` | {} | {:.0} | {how}{go} |\n",
         run.name,
         result.command,
         result.lanes.join("; "),
         result.seconds,
-        result.go,
     )
 }
 
@@ -187,7 +213,8 @@ fn note(row: &Row, runs: &[&str], results: &Results) -> String {
     let mut goes = BTreeSet::new();
     let mut lanes = Vec::new();
     for name in runs {
-        let Some(run) = results.runs.get(&format!("{}/{name}", row.id)) else {
+        let run = results.runs.get(&format!("{}/{name}", row.id));
+        let Some(run) = run.filter(|run| run.has_figures()) else {
             continue;
         };
         let kind = if run.quick { ", a quick run" } else { "" };

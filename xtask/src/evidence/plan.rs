@@ -13,9 +13,29 @@ pub(super) struct Row {
     pub(super) source: &'static str,
     pub(super) runs: &'static [Run],
     /// What these machines cannot show of it.
-    pub(super) limits: &'static [&'static str],
+    pub(super) limits: &'static [Limit],
     /// Lays the figures out as the published ones are.
     pub(super) write: fn(&Measured, &mut Section),
+}
+
+/// What these machines cannot show.
+pub(super) struct Limit {
+    /// The run that it speaks of, if of one alone: it is left out where that has no figures.
+    pub(super) of: Option<&'static str>,
+    pub(super) text: &'static str,
+}
+
+impl Limit {
+    pub(super) const fn always(text: &'static str) -> Limit {
+        Limit { of: None, text }
+    }
+
+    pub(super) const fn of(run: &'static str, text: &'static str) -> Limit {
+        Limit {
+            of: Some(run),
+            text,
+        }
+    }
 }
 
 /// A command that measures.
@@ -27,6 +47,8 @@ pub(super) struct Run {
     pub(super) quick: Option<&'static [&'static str]>,
     /// Minutes after which it is ended, whole and quick.
     pub(super) minutes: [u64; 2],
+    /// Of how many rounds each figure is the middle, whole and quick.
+    pub(super) rounds: [u32; 2],
 }
 
 impl Run {
@@ -37,5 +59,9 @@ impl Run {
 
     pub(super) fn minutes(&self, quick: bool) -> u64 {
         self.minutes[usize::from(quick)]
+    }
+
+    pub(super) fn rounds(&self, quick: bool) -> u32 {
+        self.rounds[usize::from(quick)]
     }
 }

@@ -97,6 +97,11 @@ impl Results {
 }
 
 impl RunResult {
+    /// Whether anything on the page is of this run.
+    pub(super) fn has_figures(&self) -> bool {
+        !self.figures.is_empty()
+    }
+
     fn from_json(value: &Value) -> Option<RunResult> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let why = text(&value["why"]).unwrap_or_default();
@@ -157,7 +162,7 @@ impl RunResult {
                 "ended after {:.0} s, which is more than it was given; it said last: {last}",
                 self.seconds
             )),
-            (true, _) if self.figures.is_empty() => {
+            (true, _) if !self.has_figures() => {
                 Outcome::Failed("it ended well and printed no figure".to_owned())
             }
             (true, _) => Outcome::Measured,

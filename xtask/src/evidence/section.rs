@@ -1,6 +1,7 @@
 //! What a row of the evidence writes of its figures: tables, charts, and how ours stand to the published ones.
 //!
-//! A figure that is not among the results is `not measured`; nothing here makes one up.
+//! A figure that is not among the results is `not measured`; nothing here makes one up, and a verdict is of like figures
+//! or withheld.
 
 use serde_json::Value;
 
@@ -30,6 +31,11 @@ impl<'a> Measured<'a> {
     /// The run of this name.
     pub(super) fn run(&self, name: &str) -> Option<&'a RunResult> {
         self.results.runs.get(&format!("{}/{name}", self.row))
+    }
+
+    /// Whether this run has figures.
+    pub(super) fn has(&self, run: &str) -> bool {
+        self.run(run).is_some_and(RunResult::has_figures)
     }
 
     /// The rows of a run's table.
@@ -117,14 +123,33 @@ impl Standing {
     }
 }
 
+/// What is concluded of two figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    Stands(Standing),
+    /// They were measured, and are not fit to be compared; why.
+    Withheld(String),
+    NotMeasured,
+}
+
 /// A line of the page's first table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) what: String,
+    /// The run that ours is of.
+    pub(super) run: &'static str,
     pub(super) published: String,
     pub(super) ours: String,
-    /// None where it was not measured.
-    pub(super) standing: Option<Standing>,
+    pub(super) judgement: Judgement,
+}
+
+impl Verdict {
+    /// Concludes nothing where there is a reason not to; what was not measured stays that.
+    pub(super) fn withhold(&mut self, why: Option<String>) {
+        if let (Judgement::Stands(_), Some(why)) = (&self.judgement, why) {
+            self.judgement = Judgement::Withheld(why);
+        }
+    }
 }
 
 /// A chart, and what it is of.
@@ -176,20 +201,23 @@ impl Section {
         }
     }
 
-    /// Sets ours beside what is published, both as words; `times` is how many times as good ours is.
+    /// Sets ours of this run beside what is published, both as words; `times` is how many times as good ours is.
     pub(super) fn verdict(
         &mut self,
+        run: &'static str,
         what: &str,
         published: &str,
         ours: String,
         times: Option<f64>,
-    ) {
-        self.verdicts.push(Verdict {
+    ) -> &mut Verdict {
+        let judgement = times.map(Standing::of);
+        self.verdicts.push_mut(Verdict {
             what: what.to_owned(),
+            run,
             published: published.to_owned(),
             ours,
-            standing: times.map(Standing::of),
-        });
+            judgement: judgement.map_or(Judgement::NotMeasured, Judgement::Stands),
+        })
     }
 }
 
@@ -212,19 +240,35 @@ mod tests {
     fn ours_is_better_equal_or_worse_and_nothing_where_it_was_not_measured() {
         let mut section = Section::default();
         for times in [Some(1.2), Some(1.04), Some(0.96), Some(0.5), None] {
-            section.verdict("exit", "1 s", cell(times, 2), times);
+            section.verdict("uml", "exit", "1 s", cell(times, 2), times);
         }
-        let standings: Vec<_> = section.verdicts.iter().map(|v| v.standing).collect();
+        let verdicts = section.verdicts.iter();
+        let judgements: Vec<_> = verdicts.map(|one| one.judgement.clone()).collect();
         assert_eq!(
-            standings,
+            judgements,
             [
-                Some(Standing::Better),
-                Some(Standing::Equal),
-                Some(Standing::Equal),
-                Some(Standing::Worse),
-                None
+                Judgement::Stands(Standing::Better),
+                Judgement::Stands(Standing::Equal),
+                Judgement::Stands(Standing::Equal),
+                Judgement::Stands(Standing::Worse),
+                Judgement::NotMeasured
             ]
         );
         assert_eq!(section.verdicts[4].ours, NOT_MEASURED);
+    }
+
+    #[test]
+    fn a_verdict_is_withheld_for_a_reason_alone_and_not_where_nothing_was_measured() {
+        let mut section = Section::default();
+        let why = || Some("noise".to_owned());
+        for (times, why, judgement) in [
+            (Some(2.0), None, Judgement::Stands(Standing::Better)),
+            (Some(2.0), why(), Judgement::Withheld("noise".to_owned())),
+            (None, why(), Judgement::NotMeasured),
+        ] {
+            let verdict = section.verdict("uml", "exit", "1 s", cell(times, 2), times);
+            verdict.withhold(why);
+            assert_eq!(verdict.judgement, judgement);
+        }
     }
 }

@@ -5,7 +5,7 @@ use clap::Parser;
 use super::page::Page;
 use super::plan::Row;
 use super::results::{Outcome, Results, RunResult};
-use super::section::{Measured, NOT_MEASURED, Section};
+use super::section::{Judgement, Measured, NOT_MEASURED, Section};
 use super::tables::ROWS;
 
 /// Lines of real runs, each behind the name of its run.
@@ -40,24 +40,29 @@ fn results() -> Results {
     results
 }
 
-/// A row's verdict whose words begin so: ours, and how that stands.
-fn verdict(row: &str, words: &str) -> (String, &'static str) {
-    let results = results();
+/// A row's verdict whose words begin so, if there is one: ours, and how that stands.
+fn find_verdict(results: &Results, row: &str, words: &str) -> Option<(String, String)> {
     let row = ROWS.iter().find(|one| one.id == row).unwrap();
     let measured = Measured {
         row: row.id,
-        results: &results,
+        results,
     };
     let mut section = Section::default();
     (row.write)(&measured, &mut section);
     let found = section.verdicts.iter().find(|v| v.what.starts_with(words));
-    let found = found.unwrap_or_else(|| panic!("{words} is not among the verdicts"));
-    (
-        found.ours.clone(),
-        found
-            .standing
-            .map_or(NOT_MEASURED, |standing| standing.name()),
-    )
+    found.map(|found| {
+        let how = match &found.judgement {
+            Judgement::Stands(standing) => standing.name().to_owned(),
+            Judgement::Withheld(why) => format!("withheld: {why}"),
+            Judgement::NotMeasured => NOT_MEASURED.to_owned(),
+        };
+        (found.ours.clone(), how)
+    })
+}
+
+fn verdict(results: &Results, row: &str, words: &str) -> (String, String) {
+    let found = find_verdict(results, row, words);
+    found.unwrap_or_else(|| panic!("{words} is not among the verdicts"))
 }
 
 #[test]
@@ -92,10 +97,36 @@ fn every_row_has_commands_that_are_understood_limits_and_an_id_of_its_own() {
 }
 
 #[test]
+fn of_how_many_rounds_a_run_is_is_what_its_command_says() {
+    for run in ROWS.iter().flat_map(|row| row.runs) {
+        for quick in [false, true] {
+            let words = run.words(quick).unwrap_or_default();
+            let flag = words.iter().position(|word| *word == "--rounds");
+            if let Some(at) = flag {
+                assert_eq!(words[at + 1], run.rounds(quick).to_string(), "{words:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn what_each_benchmark_prints_for_programs_is_read() {
+    let results = results();
     for (row, words, ours, standing) in [
-        ("000", "000: quiesces a device, TERM", "1.0", "equal"),
-        ("000", "000: exit of 16 x 24, TERM", "0.38", "better"),
+        (
+            "000",
+            "000: quiesces a device, TERM, recent",
+            "1.0",
+            "equal",
+        ),
+        ("000", "000: quiesces a device, TERM, 6.12", "25.0", "worse"),
+        ("000", "000: exit of 8 x 24, TERM, s, 6.12", "2.47", "worse"),
+        (
+            "000",
+            "000: exit of 16 x 24, TERM, s, recent, User",
+            "0.38",
+            "better",
+        ),
         (
             "001",
             "001: zero-copy by user-copy, randread 4k QD32 x16, time",
@@ -110,9 +141,7 @@ fn what_each_benchmark_prints_for_programs_is_read() {
             NOT_MEASURED,
         ),
         ("001", "001: p99 of cold reads, QD32", "1.25x", "better"),
-        ("001", "001: server's memory", "0.31", "better"),
-        ("001", "001: recovery", "41", "better"),
-        ("002", "002: less wait of senders, load A", "28.3x", "worse"),
+        ("002", "002: less wait of senders, load B", "800x", "better"),
         (
             "003",
             "003: latency with the mode, 4 KiB, inline",
@@ -150,8 +179,21 @@ fn what_each_benchmark_prints_for_programs_is_read() {
             "better",
         ),
     ] {
-        assert_eq!(verdict(row, words), (ours.to_owned(), standing), "{words}");
+        let expected = (ours.to_owned(), standing.to_owned());
+        assert_eq!(verdict(&results, row, words), expected, "{words}");
     }
+}
+
+#[test]
+fn the_summary_says_which_figures_are_of_one_round() {
+    let mut results = results();
+    let nbd = "volume to the best peer | 1.00x | 1.25x | better";
+    let text = Page::of(&all(), &results, "evidence").text;
+    assert!(text.contains(&format!("{nbd} |")), "{text}");
+    assert!(text.contains("| 1.0 | equal, of one round |"));
+    results.runs.get_mut("peers/nbd").unwrap().quick = true;
+    let text = Page::of(&all(), &results, "evidence").text;
+    assert!(text.contains(&format!("{nbd}, of one round |")), "{text}");
 }
 
 #[test]
@@ -204,18 +246,53 @@ fn a_run_that_failed_or_was_skipped_is_named_with_the_reason_and_a_mixed_page_sa
     let mut failed = result("2026-11-28 11:00:00 UTC", true);
     failed.outcome = Outcome::Failed("the guest | died".to_owned());
     failed.load_before = 3.0;
+    failed.figures = results.runs["001/soak"].figures.clone();
     results.runs.insert("001/soak".to_owned(), failed);
     let mut skipped = result("2026-11-28 11:00:00 UTC", true);
     skipped.outcome = Outcome::Skipped("it takes too long for a quick look".to_owned());
     results.runs.insert("peers/store".to_owned(), skipped);
     let text = Page::of(&all(), &results, "evidence").text;
     for words in [
-        "**failed**: the guest / died",
-        "**skipped**: it takes too long for a quick look",
+        "**failed**: the guest / died (quick, 2026-11-28 11:00:00 UTC)",
+        "**skipped**: it takes too long for a quick look |",
         "**Not of one go**",
         "**A quick run**",
         "**Beside other load**: when it began the load average was 3.0",
     ] {
         assert!(text.contains(words), "{words} in {text}");
+    }
+}
+
+#[test]
+fn runs_without_figures_do_not_say_when_and_of_what_a_page_is() {
+    let mut results = results();
+    for (name, outcome) in [
+        ("000/stable", Outcome::Failed("no kernel".to_owned())),
+        (
+            "001/instructions",
+            Outcome::Skipped("no emulator".to_owned()),
+        ),
+    ] {
+        let mut run = result("2026-11-28 11:00:00 UTC, commit def", true);
+        run.outcome = outcome;
+        run.load_before = 3.0;
+        run.lanes.push("QEMU".to_owned());
+        results.runs.insert(name.to_owned(), run);
+    }
+    let page = Page::of(&all(), &results, "evidence");
+    assert!(
+        page.text
+            .contains("Measured in one go that began 2026-11-27")
+    );
+    for words in [
+        "commit def",
+        "Not of one go",
+        "A quick run",
+        "Beside other load",
+    ] {
+        assert!(!page.text.contains(words), "{words} in {}", page.text);
+    }
+    for (name, chart) in &page.charts {
+        assert!(!chart.note.contains("commit def"), "{name}: {}", chart.note);
     }
 }

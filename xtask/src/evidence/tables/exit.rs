@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::plan::{Row, Run};
+use super::super::plan::{Limit, Row, Run};
 use super::super::section::{Measured, Section, cell, number, ratio};
 use crate::chart::Chart;
 
@@ -30,6 +30,7 @@ pub(in super::super) const ROW: Row = Row {
                 "rings 8x24,kublk 8x24,rings 16x24,kublk 16x24",
             ]),
             minutes: [40, 10],
+            rounds: [1, 1],
         },
         Run {
             name: "recent",
@@ -52,6 +53,7 @@ pub(in super::super) const ROW: Row = Row {
                 "rings 8x24,kublk 8x24",
             ]),
             minutes: [30, 12],
+            rounds: [1, 1],
         },
         Run {
             name: "stable",
@@ -74,14 +76,21 @@ pub(in super::super) const ROW: Row = Row {
                 "rings 8x24 TERM,kublk 8x24 TERM",
             ]),
             minutes: [30, 12],
+            rounds: [1, 1],
         },
     ],
     limits: &[
-        "Depth is 128 here and 4096 there: a packaged kernel in an emulator has no memory for 128 devices of that depth.",
-        "Two of 24 processors are started. Seconds are of User-Mode Linux, whose grace periods are not a machine's; it has no tracer, so that quiesces \
+        Limit::always(
+            "Depth is 128 here and 4096 there: a packaged kernel in an emulator has no memory for 128 devices of that depth.",
+        ),
+        Limit::always(
+            "Two of 24 processors are started. Seconds are of User-Mode Linux, whose grace periods are not a machine's; it has no tracer, so that quiesces \
          are counted in emulated kernels, whose seconds say little. Set ours beside kublk's of the same row, not beside the published seconds.",
-        "How often a queue is quiesced is the kernel's doing: Linux 6.12, which is before the published change, does so once per queue whoever leaves, \
-         a recent one once per device. Ours can only be set beside another server's on the same kernel.",
+        ),
+        Limit::always(
+            "How often a queue is quiesced is the kernel's doing: before the published change, as in Linux 6.12, it goes by queues, and with it by \
+         devices. Ours can only be set beside another server's on the same kernel.",
+        ),
     ],
     write,
 };
@@ -175,42 +184,42 @@ fn find<'a>(
     measured.find(run, "exit", &named)
 }
 
-/// Most devices of 24 queues that both servers were measured with.
-fn most_devices(measured: &Measured, signal: &str) -> u64 {
+/// Most devices of 24 queues that both servers were measured with in this run.
+fn most_devices(measured: &Measured, run: &str, signal: &str) -> Option<u64> {
     let both = |devices: &u64| {
-        let is_there = |server| find(measured, "uml", server, *devices, signal).is_some();
+        let is_there = |server| find(measured, run, server, *devices, signal).is_some();
         is_there(OURS) && is_there(PEER)
     };
-    [128, 64, 32, 16, 8].into_iter().find(both).unwrap_or(128)
+    [128, 64, 32, 16, 8].into_iter().find(both)
 }
 
+/// Sets ours beside another server's of the same run, on each kernel: it does what it does for both.
 fn verdicts(measured: &Measured, section: &mut Section, signal: &str) {
-    let each = |server| {
-        let exit = find(measured, "recent", server, 8, signal);
-        ratio(number(exit, "quiesces"), number(exit, "devices"))
-    };
-    // A kernel does what it does: ours can only be more or fewer than another server's on the same one.
-    section.verdict(
-        &format!("000: quiesces a device, {signal}, recent kernel, beside kublk in the same run"),
-        &format!("2.0; kublk: {}", cell(each(PEER), 1)),
-        cell(each(OURS), 1),
-        ratio(each(PEER), each(OURS)),
-    );
-    let devices = most_devices(measured, signal);
-    let seconds = |server| {
-        number(
-            find(measured, "uml", server, devices, signal),
-            "from_signal_ms",
-        )
-        .map(|ms| ms / 1e3)
-    };
-    let (ours, peer) = (seconds(OURS), seconds(PEER));
-    section.verdict(
-        &format!("000: exit of {devices} x 24, {signal}, s, beside kublk in the same run"),
-        &format!("kublk, s: {}", cell(peer, 2)),
-        cell(ours, 2),
-        ratio(peer, ours),
-    );
+    for (run, kernel) in KERNELS {
+        let devices = most_devices(measured, run, signal);
+        let of = |server, name| number(find(measured, run, server, devices?, signal), name);
+        // User-Mode Linux has no tracer.
+        if run != "uml" {
+            let published = if run == "stable" { "50.5" } else { "2.0" };
+            let each = |server| ratio(of(server, "quiesces"), devices.map(|all| all as f64));
+            section.verdict(
+                run,
+                &format!("000: quiesces a device, {signal}, {kernel}, beside kublk"),
+                &format!("{published}; kublk: {}", cell(each(PEER), 1)),
+                cell(each(OURS), 1),
+                ratio(each(PEER), each(OURS)),
+            );
+        }
+        let seconds = |server| of(server, "from_signal_ms").map(|ms| ms / 1e3);
+        let shape = devices.map_or(String::new(), |devices| format!(" of {devices} x 24"));
+        section.verdict(
+            run,
+            &format!("000: exit{shape}, {signal}, s, {kernel}, beside kublk"),
+            &format!("kublk, s: {}", cell(seconds(PEER), 2)),
+            cell(seconds(OURS), 2),
+            ratio(seconds(PEER), seconds(OURS)),
+        );
+    }
 }
 
 fn chart(measured: &Measured) -> Chart {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::super::plan::{Row, Run};
+use super::super::plan::{Limit, Row, Run};
 use super::super::section::{Measured, Section, cell, factor, number, ratio};
 use crate::chart::Chart;
 
@@ -29,17 +29,21 @@ pub(in super::super) const ROW: Row = Row {
                 "buffered",
             ]),
             minutes: [20, 10],
+            rounds: [3, 1],
         },
         Run {
             name: "store",
             whole: &["bench", "store", "--only", "peers", "--latency", "0,30"],
             quick: None,
             minutes: [60, 60],
+            rounds: [1, 1],
         },
     ],
     limits: &[
-        "LVM thin and dm-cache are not measured: the guests' kernels that have them are emulated, and this machine's has none.",
-        "Clients and servers share two processors.",
+        Limit::always(
+            "LVM thin and dm-cache are not measured: the guests' kernels that have them are emulated, and this machine's has none.",
+        ),
+        Limit::always("Clients and servers share two processors."),
     ],
     write,
 };
@@ -101,6 +105,7 @@ fn nbd(measured: &Measured, section: &mut Section) {
         }
         if is_ours(server) && server.contains("volume") && told.insert(group.clone()) {
             section.verdict(
+                "nbd",
                 &format!("peers: NBD, {group}, volume to the best peer"),
                 "1.00x",
                 factor(times),
@@ -129,6 +134,10 @@ fn nbd(measured: &Measured, section: &mut Section) {
 }
 
 fn store(measured: &Measured, section: &mut Section) {
+    if !measured.has("store") {
+        section.paragraph("A disk in an object store behind a line: not measured.");
+        return;
+    }
     section.paragraph(
         "A disk of 256 MiB in the same MinIO over a line of 64 MiB/s; a write load ends when all is in the store. *Ratio* is to the best other system \
          of the load:",
@@ -144,7 +153,7 @@ fn store(measured: &Measured, section: &mut Section) {
             let times = to_best(figure, &figures);
             let (load, ms) = (text("load"), cell(of("latency_ms"), 0));
             let what = format!("peers: store at {ms} ms, {load}, MiB/s to the best other");
-            section.verdict(&what, "1.00x", factor(times), times);
+            section.verdict("store", &what, "1.00x", factor(times), times);
         }
         rows.push(match figure["skipped"].as_str() {
             Some(why) => {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::plan::{Row, Run};
+use super::super::plan::{Limit, Row, Run};
 use super::super::section::{Measured, PUBLISHED, Section, cell, factor, number, ratio};
 use crate::chart::Chart;
 
@@ -19,19 +19,25 @@ pub(in super::super) const ROW: Row = Row {
             whole: &["bench", "blkmq", "--quick"],
             quick: Some(&["bench", "blkmq", "--quick"]),
             minutes: [10, 10],
+            rounds: [5, 5],
         },
         Run {
             name: "real-time",
             whole: &["bench", "blkmq", "--quick", "--kernel", "real-time"],
             quick: Some(&["bench", "blkmq", "--quick", "--kernel", "real-time"]),
             minutes: [20, 15],
+            rounds: [5, 5],
         },
     ],
     limits: &[
-        "There is no storage controller, there are no interrupt threads, and two processors run 8 threads: a lock is contended by two. What is \
+        Limit::always(
+            "There is no storage controller, there are no interrupt threads, and two processors run 8 threads: a lock is contended by two. What is \
          measured is our queue's check in user space, not the kernel's.",
-        "The real-time kernel is emulated: it changes the scheduling around user space's locks, not the locks, and an emulated request is some \
+        ),
+        Limit::always(
+            "The real-time kernel is emulated: it changes the scheduling around user space's locks, not the locks, and an emulated request is some \
          ten times dearer, which hides the check. Of the whole request only the direction is of use there.",
+        ),
     ],
     write,
 };
@@ -141,12 +147,14 @@ fn against_locks(measured: &Measured, section: &mut Section) {
                 }
             }
             section.verdict(
+                run,
                 &format!("004: {short} for a spin lock, whole requests, {lane}"),
                 "4.2x",
                 factor(times[0]),
                 times[0].map(|times| times / (640.0 / 153.0)),
             );
             section.verdict(
+                run,
                 &format!("004: {short} for a spin lock, the check alone, {lane}"),
                 "4.2x",
                 factor(times[2]),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::bugs::BUGS;
-use super::super::plan::{Row, Run};
+use super::super::plan::{Limit, Row, Run};
 use super::super::section::{Measured, PUBLISHED, Section, cell, factor, number, ratio};
 use crate::chart::Chart;
 
@@ -36,6 +36,7 @@ pub(in super::super) const ROW: Row = Row {
                 "1",
             ]),
             minutes: [20, 10],
+            rounds: [3, 1],
         },
         Run {
             name: "instructions",
@@ -53,6 +54,7 @@ pub(in super::super) const ROW: Row = Row {
             ],
             quick: None,
             minutes: [40, 40],
+            rounds: [1, 1],
         },
         Run {
             name: "cold",
@@ -75,12 +77,14 @@ pub(in super::super) const ROW: Row = Row {
                 "1",
             ]),
             minutes: [15, 8],
+            rounds: [3, 1],
         },
         Run {
             name: "devices",
             whole: &["soak", "--scale", "16,64,256", "--json"],
             quick: Some(&["soak", "--scale", "16,64", "--json"]),
             minutes: [20, 10],
+            rounds: [1, 1],
         },
         Run {
             name: "soak",
@@ -107,16 +111,25 @@ pub(in super::super) const ROW: Row = Row {
                 "--json",
             ]),
             minutes: [25, 8],
+            rounds: [1, 1],
         },
     ],
     limits: &[
-        "The published rates are of hardware with 4 to 16 processors and of an emulator with KVM, and their caches are files in the page cache. Here \
+        Limit::always(
+            "The published rates are of hardware with 4 to 16 processors and of an emulator with KVM, and their caches are files in the page cache. Here \
          there is no KVM: User-Mode Linux shows ratios under dear system calls, and very dear copies through the user-copy window; the emulator shows \
          instructions. The percentages are claimed on hardware alone.",
-        "Writes in User-Mode Linux wait for the uploader on the same two processors once the log is full of what is not uploaded: rows of writes do not \
+        ),
+        Limit::always(
+            "Writes in User-Mode Linux wait for the uploader on the same two processors once the log is full of what is not uploaded: rows of writes do not \
          compare the ways of the bytes there.",
-        "Cold reads come from a directory on this machine, not from S3: their p99 is of our path, without a network's time.",
-        "A soak here is paced, judges every sector, and kills the server; the published one writes as fast as it can.",
+        ),
+        Limit::always(
+            "Cold reads come from a directory on this machine, not from S3: their p99 is of our path, without a network's time.",
+        ),
+        Limit::always(
+            "A soak here is paced, judges every sector, and kills the server; the published one writes as fast as it can.",
+        ),
     ],
     write,
 };
@@ -221,7 +234,13 @@ fn modes(
             if lane == "time" && !workload.contains("read ") {
                 continue;
             }
+            let run = if lane == "time" {
+                "modes"
+            } else {
+                "instructions"
+            };
             section.verdict(
+                run,
                 &format!("001: zero-copy by user-copy, {workload}, {lane}"),
                 &factor(Some(*theirs)),
                 factor(value),
@@ -269,6 +288,7 @@ fn cold(measured: &Measured, section: &mut Section) {
         row.push(factor(times));
         rows.push(row);
         section.verdict(
+            "cold",
             &format!("001: p99 of cold reads, {depth}, zero-copy by user-copy"),
             "3.05x",
             factor(times),
@@ -331,12 +351,14 @@ fn devices(measured: &Measured, section: &mut Section) {
     section.table(1, &header, &rows);
     let (mib, each) = last;
     section.verdict(
+        "devices",
         "001: server's memory of an idle device, MiB",
         "0.63",
         cell(mib, 2),
         ratio(Some(0.63), mib),
     );
     section.verdict(
+        "devices",
         "001: recovery after kill -9, ms a device",
         "56",
         cell(each, 0),
