@@ -1,6 +1,7 @@
 //! The page from the output of benchmarks, as they print it: the whole way but for running them.
 
 use clap::Parser;
+use serde_json::json;
 
 use super::page::Page;
 use super::plan::Row;
@@ -182,6 +183,47 @@ fn what_each_benchmark_prints_for_programs_is_read() {
         let expected = (ours.to_owned(), standing.to_owned());
         assert_eq!(verdict(&results, row, words), expected, "{words}");
     }
+}
+
+#[test]
+fn what_is_said_of_a_run_that_was_skipped_is_left_out() {
+    let sentences = [
+        "By these figures the mode pays from 64k on, in instructions.",
+        "The other lane counts instructions",
+    ];
+    let mut results = results();
+    let mut skipped = result("2026-11-27 10:00:00 UTC, commit abc", false);
+    skipped.outcome = Outcome::Skipped("no emulator".to_owned());
+    results.runs.insert("003/instructions".to_owned(), skipped);
+    let text = Page::of(&all(), &results, "evidence").text;
+    assert!(text.contains("By these figures the mode does not pay, in time."));
+    for words in sentences {
+        assert!(!text.contains(words), "{words}");
+    }
+    let run = results.runs.get_mut("003/instructions").unwrap();
+    run.outcome = Outcome::Measured;
+    for (block, way, mean) in [
+        ("4k", "copy memcpy", 10.0),
+        ("4k", "get-data", 11.0),
+        ("64k", "copy memcpy", 20.0),
+        ("64k", "get-data", 15.0),
+    ] {
+        run.figures.push(json!({
+            "table": "get-data", "part": "(2)", "way": way, "block": block, "depth": 1, "mean_us": mean,
+        }));
+    }
+    let text = Page::of(&all(), &results, "evidence").text;
+    for words in sentences {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+}
+
+#[test]
+fn of_sizes_in_the_wrong_order_nothing_is_concluded() {
+    // A write of 1 MiB took a third of what one of 512 KiB took.
+    let why = "withheld: noise: in copy memcpy a larger write took less";
+    let found = verdict(&results(), "003", "003: get-data for a second copy, 512k");
+    assert_eq!(found, ("0.03x".to_owned(), why.to_owned()));
 }
 
 #[test]
