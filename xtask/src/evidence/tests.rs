@@ -157,13 +157,13 @@ fn what_each_benchmark_prints_for_programs_is_read() {
         ),
         (
             "004",
-            "004: fences for a spin lock, whole requests, this",
-            "1.75x",
+            "004: fences for a mutex, whole requests, this",
+            "1.44x",
             "worse",
         ),
         (
             "004",
-            "004: membarrier for a spin lock, whole",
+            "004: membarrier for a mutex, whole",
             NOT_MEASURED,
             NOT_MEASURED,
         ),

@@ -34,9 +34,10 @@ pub(in super::super) const ROW: Row = Row {
             "There is no storage controller, there are no interrupt threads, and two processors run 8 threads: a lock is contended by two. What is \
          measured is our queue's check in user space, not the kernel's.",
         ),
-        Limit::always(
-            "The real-time kernel is emulated: it changes the scheduling around user space's locks, not the locks, and an emulated request is some \
-         ten times dearer, which hides the check. Of the whole request only the direction is of use there.",
+        Limit::of(
+            "real-time",
+            "The real-time kernel is emulated: it changes the scheduling around user space's locks, not the locks, and what surrounds the check is \
+         dearer than on a machine, which hides the check.",
         ),
     ],
     write,
@@ -58,7 +59,10 @@ const CHECKS: [&str; 4] = [
 const THREADS: u64 = 8;
 
 fn write(measured: &Measured, section: &mut Section) {
-    section.paragraph("8 threads each complete their requests and ask after every one whether their queue must run.");
+    section.paragraph(
+        "8 threads each complete their requests and ask after every one whether their queue must run. `--quick` of this benchmark is its table of that \
+         alone, with as many rounds as the whole has, so that it is what a whole run of this page takes, too.",
+    );
     let mut rows = vec![
         published("published, before the lock", "640"),
         published("published, lock in the run path", "153"),
@@ -146,19 +150,13 @@ fn against_locks(measured: &Measured, section: &mut Section) {
                     chart.put(&group, series, value);
                 }
             }
+            // The published lock slept: it is a spinlock_t, which PREEMPT_RT makes a mutex. And whole reads are published.
             section.verdict(
                 run,
-                &format!("004: {short} for a spin lock, whole requests, {lane}"),
+                &format!("004: {short} for a mutex, whole requests, {lane}"),
                 "4.2x",
-                factor(times[0]),
-                times[0].map(|times| times / (640.0 / 153.0)),
-            );
-            section.verdict(
-                run,
-                &format!("004: {short} for a spin lock, the check alone, {lane}"),
-                "4.2x",
-                factor(times[2]),
-                times[2].map(|times| times / (640.0 / 153.0)),
+                factor(times[1]),
+                times[1].map(|times| times / (640.0 / 153.0)),
             );
             let mut row = vec![lane.to_owned(), short.to_owned()];
             row.extend(times.map(factor));
@@ -166,7 +164,8 @@ fn against_locks(measured: &Measured, section: &mut Section) {
         }
     }
     section.paragraph(
-        "So often is the lock-free check as fast as one under a lock (published: 4.2x):",
+        "So often is the lock-free check as fast as one under a lock (published: 4.2x, of whole reads). The kernel's lock is a `spinlock_t`, which sleeps under \
+         PREEMPT_RT: of our locks the mutex is nearer to it, and what is concluded is of whole requests against the mutex.",
     );
     let header = [
         "lane",
