@@ -289,9 +289,11 @@ fn a_volume_that_its_log_continues_is_served_before_the_store_answers_and_checke
         let read = scope.spawn(move || other.read(0, 4096).unwrap());
         client.write(12288, &[4; 4096]).unwrap();
         std::thread::sleep(Duration::from_secs(1));
-        assert!(!synced.is_finished() && !read.is_finished(), "both wait");
+        let both_wait = !synced.is_finished() && !read.is_finished();
+        // First, for the scope does not end before they do.
         world.swap_store_and_file();
         let synced = synced.join().unwrap();
+        assert!(both_wait, "{}", message(&synced));
         assert!(synced.status.success(), "{}", message(&synced));
         assert_eq!(read.join().unwrap(), [1; 4096]);
     });
