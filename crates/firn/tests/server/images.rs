@@ -3,11 +3,11 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::common::{World, eventually, message};
+use crate::common::{Server, World, eventually, message};
 
 /// An image of 40 MiB and 10 bytes: noise, holes, text, zeroes that are no hole, and an odd end.
 fn image(world: &World) -> Vec<u8> {
@@ -191,25 +191,31 @@ fn a_command_that_fails_or_is_interrupted_leaves_nothing_behind() {
     assert!(!left("copy") && !left("copy.partial") && !left("missing"));
 }
 
-#[test]
-fn an_interrupted_import_whose_errors_nobody_reads_ends_all_the_same() {
-    let world = World::new();
-    let server = world.serve("cache", &["--rpo", "1h"]);
+/// An import whose image has arrived, and which waits for the store: that is away.
+fn import_that_waits_for_the_store(world: &World, server: &Server) -> Child {
     let mut import = world
         .command(&["--api", &server.api, "import", "-", "new", "--size", "4MiB"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let connections = || world.show(&server, "new")["nbd"]["connections"].as_u64();
+    let connections = || world.show(server, "new")["nbd"]["connections"].as_u64();
     eventually("it is at work", || {
-        world.volume_names(&server) == ["new"] && connections().is_some_and(|count| count > 0)
+        world.volume_names(server) == ["new"] && connections().is_some_and(|count| count > 0)
     });
     fs::rename(world.path("store"), world.path("away")).unwrap();
     import.stdin.take().unwrap().write_all(&[7; 16384]).unwrap();
     eventually("it waits for the store", || {
         connections() == Some(0) && server.get("/readyz").1.contains("store: writes fail")
     });
+    import
+}
+
+#[test]
+fn an_interrupted_import_whose_errors_nobody_reads_ends_all_the_same() {
+    let world = World::new();
+    let server = world.serve("cache", &["--rpo", "1h"]);
+    let mut import = import_that_waits_for_the_store(&world, &server);
     // As where what its output goes through was interrupted, too.
     drop(import.stderr.take());
     let pid = rustix::process::Pid::from_raw(import.id().cast_signed()).unwrap();
@@ -233,21 +239,7 @@ fn an_import_that_is_interrupted_after_the_image_arrived_keeps_it_and_says_what_
     let world = World::new();
     // A recovery point so far away that only the command asks for an upload.
     let server = world.serve("cache", &["--rpo", "1h"]);
-    let mut import = world
-        .command(&["--api", &server.api, "import", "-", "new", "--size", "4MiB"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let connections = || world.show(&server, "new")["nbd"]["connections"].as_u64();
-    eventually("it is at work", || {
-        world.volume_names(&server) == ["new"] && connections().is_some_and(|count| count > 0)
-    });
-    fs::rename(world.path("store"), world.path("away")).unwrap();
-    import.stdin.take().unwrap().write_all(&[7; 16384]).unwrap();
-    eventually("it waits for the store", || {
-        connections() == Some(0) && server.get("/readyz").1.contains("store: writes fail")
-    });
+    let import = import_that_waits_for_the_store(&world, &server);
     let pid = rustix::process::Pid::from_raw(import.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     let output = import.wait_with_output().unwrap();
