@@ -56,6 +56,8 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 /// the feature `planted`.
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
+    "store_hears_of_a_session_too_early",
+    "continued_log_reuses_at_once",
     "group_is_cut_one_by_one",
     "snapshot_is_acknowledged_before_its_frame",
     "kept_snapshot_has_no_identity",

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, StatxFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -20,7 +20,7 @@ pub struct SharedWords {
     start: NonNull<u8>,
     bytes: usize,
     /// Whether the pages are locked; without it a host that swaps can make a store wait.
-    locked: bool,
+    locked: AtomicBool,
 }
 
 // SAFETY: the mapping has no thread affinity, and its words are only reached as atomics.
@@ -32,11 +32,16 @@ impl SharedWords {
     /// Maps the first `words` words of `file`, growing it where it is shorter, with every page
     /// present and, where the limits allow, locked.
     pub fn map(file: impl AsFd, words: usize) -> io::Result<SharedWords> {
-        let mut words = SharedWords::map_pages(file, words, MapFlags::POPULATE)?;
-        // SAFETY: the range is mapped as long as `words` lives. Locking changes no content.
-        let locked = unsafe { rustix::mm::mlock(words.start.as_ptr().cast(), words.bytes) };
-        words.locked = locked.is_ok();
+        let words = SharedWords::map_pages(file, words, MapFlags::POPULATE)?;
+        words.lock();
         Ok(words)
+    }
+
+    /// Has every page present and, where the limits allow, locked.
+    pub fn lock(&self) {
+        // SAFETY: the range is mapped as long as `self` lives. Locking changes no content.
+        let locked = unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.bytes) };
+        self.locked.store(locked.is_ok(), Ordering::Relaxed);
     }
 
     /// The same for a file of which little is read: a page is mapped when it is touched, and none is locked.
@@ -67,7 +72,7 @@ impl SharedWords {
         Ok(SharedWords {
             start,
             bytes,
-            locked: false,
+            locked: AtomicBool::new(false),
         })
     }
 

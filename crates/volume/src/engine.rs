@@ -20,7 +20,9 @@ use crate::log::layout::{Layout, Superblock};
 use crate::log::ring::{Ring, RingId, Rings, TailId, region_words};
 use crate::log::segments::Segments;
 use crate::log::session::{BootId, Sessions};
+use crate::log::session_gate::SessionGate;
 use crate::options::Options;
+use crate::recover::rings::ContinuedRings;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
 use crate::store::collector::state::CollectorState;
@@ -63,8 +65,10 @@ pub(crate) struct Engine {
     pub(crate) host: HostId,
     pub(crate) label: String,
     boot: BootId,
-    /// This session of the log and those before it: durable before anything else may see the host.
+    /// This session of the log and those before it: durable once the gate is open.
     pub(crate) sessions: Sessions,
+    /// Whoever writes to the store has passed it.
+    pub(crate) session_gate: SessionGate,
     /// This host's log in the store.
     pub(crate) host_log: HostLog,
     /// What opens wait for.
@@ -160,6 +164,7 @@ impl Engine {
             label,
             boot,
             sessions,
+            session_gate: SessionGate::default(),
             host_log: HostLog::new(log_state),
             port: Port(Arc::clone(&jobs)),
             jobs,
@@ -234,11 +239,11 @@ impl Engine {
         self.boot
     }
 
-    /// The name of a ring of this session.
+    /// The name of a ring in use.
     pub(crate) fn ring_id(&self, tail: Option<TailId>) -> RingId {
         RingId {
             host: self.host,
-            session: self.sessions.current(),
+            session: self.sessions.ring_session(),
             tail,
         }
     }
@@ -255,6 +260,21 @@ impl Engine {
     pub(crate) fn make_session_ring(&self) -> Result<(), OpenError> {
         let ring = self.make_ring(None, 0).map_err(OpenError::Disk)?;
         *lock(&self.session_ring) = Some(ring);
+        Ok(())
+    }
+
+    /// Goes on with the rings of the process before. Frames name them.
+    pub(crate) fn keep_rings(&self, rings: ContinuedRings) -> Result<(), OpenError> {
+        let tails = rings.of_tails.keys().copied().map(Some);
+        let names = tails.chain([None]).map(|tail| self.ring_id(tail));
+        let names: Vec<RingId> = names.collect();
+        self.rings.keep(&names).map_err(OpenError::Disk)?;
+        for (id, ring) in rings.of_tails {
+            if let Some(tail) = self.tail(id) {
+                tail.lock().ring = Some(ring);
+            }
+        }
+        *lock(&self.session_ring) = Some(rings.own);
         Ok(())
     }
 
@@ -283,10 +303,10 @@ impl Engine {
             let Some(found) = self.tail(tail) else {
                 continue;
             };
-            let region = self
-                .rings
-                .open(*id, region_words(self.options.ring_entries))?;
-            found.move_ring(region);
+            let Some(words) = found.ring_words() else {
+                continue;
+            };
+            found.move_ring(self.rings.open(*id, words)?);
             // One that was let go of meanwhile may have had its name removed before.
             if self.tail(tail).is_none() {
                 self.rings.remove(*id);

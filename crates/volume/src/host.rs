@@ -6,8 +6,8 @@
 mod cache_size;
 mod intervals;
 mod points;
+mod start;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -15,40 +15,27 @@ use std::sync::{Arc, OnceLock};
 use crate::cache::CacheUsage;
 use crate::collect::pass::Findings;
 use crate::driver::{Notify, Outcome, Request, RequestId};
-use crate::engine::{Engine, Parts};
+use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::failures::FailureCounts;
 use crate::invariants;
 use crate::jobs::maintenance::{self, Maintenance};
-use crate::jobs::{Answer, Jobs, Port};
-use crate::log::checkpoint;
-use crate::log::committer::{Committer, Journal};
-use crate::log::frame::Record;
+use crate::jobs::{Answer, Jobs};
 use crate::log::ring::{RingId, Rings, TailId};
 use crate::log::segments::SegmentCounts;
-use crate::log::session::BootId;
 use crate::options::Options;
-use crate::recover;
 use crate::recover::continuation::{Continuation, JournalMark};
-use crate::recover::layering::RecoveredTail;
-use crate::recover::report::{RecoveryReport, TailReport};
-use crate::recover::rings::{ObsoleteRings, PreviousRings};
+use crate::recover::report::RecoveryReport;
 use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::catalog::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::store::collector;
 use crate::store::collector::state::CollectorReport;
-use crate::store::compact;
 use crate::store::compact::state::CompactionReport;
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
-use crate::store::flow::publish;
 use crate::store::forks::open_snapshot;
-use crate::store::forks::store_kept;
-use crate::store::host_log::log_procedures;
-use crate::store::host_log::low_marks;
 use crate::store::open::forget;
-use crate::store::open::go_live;
 use crate::store::open::rescue::{self, UnservedTail};
 use crate::store::open::unchecked;
 use crate::store::open::{self, OpenMode};
@@ -133,7 +120,7 @@ impl Host {
         };
         let (sender, answer) = Answer::channel();
         jobs.clone()
-            .spawn(async move { sender.send(start_engine(jobs, engine, setup).await) });
+            .spawn(async move { sender.send(start::start_engine(jobs, engine, setup).await) });
         (host, answer)
     }
 
@@ -217,9 +204,9 @@ impl Host {
     /// can only be said by the store whose the volume is.
     pub fn open_unchecked(&self, name: &str, mode: OpenMode) -> Answer<Result<Volume, OpenError>> {
         let name = name.to_owned();
-        self.control(
-            move |engine| async move { unchecked::open_unchecked(&engine, &name, mode).await },
-        )
+        self.control_log(move |engine| async move {
+            unchecked::open_unchecked(&engine, &name, mode).await
+        })
     }
 
     /// Opens a snapshot, `VOLUME@SNAPSHOT`, to be read. It takes no write and needs no log; other hosts may have it
@@ -297,12 +284,13 @@ impl Host {
             lap: journal.lap,
             frames: journal.number,
             bytes: journal.used,
+            is_settled: committer.is_settled(),
         })
     }
 
     /// Makes all that is completed durable, as a FLUSH of every volume does.
     pub fn commit(&self) -> Answer<Result<(), OpenError>> {
-        self.control(|engine| async move {
+        self.control_log(|engine| async move {
             let round = engine.committer().next_round();
             match engine.committer().durable(&engine, round).await {
                 true => Ok(()),
@@ -416,7 +404,22 @@ impl Host {
         }
     }
 
+    /// Runs an operation that may write to the store: not before this session is durable.
     fn control<T: Send + 'static, F>(
+        &self,
+        run: impl FnOnce(Arc<Engine>) -> F + Send + 'static,
+    ) -> Answer<Result<T, OpenError>>
+    where
+        F: Future<Output = Result<T, OpenError>> + Send,
+    {
+        self.control_log(move |engine| async move {
+            engine.session_gate.passed().await?;
+            run(engine).await
+        })
+    }
+
+    /// Runs an operation that writes to nothing but the log.
+    fn control_log<T: Send + 'static, F>(
         &self,
         run: impl FnOnce(Arc<Engine>) -> F + Send + 'static,
     ) -> Answer<Result<T, OpenError>>
@@ -448,151 +451,4 @@ impl Drop for Host {
             self.jobs.clear();
         }
     }
-}
-
-/// Writes what was recovered as a checkpoint, under a session of its own, before anything is served:
-/// from then on the rings of dead processes are not needed.
-async fn write_first_checkpoint(
-    engine: &Arc<Engine>,
-    before: Journal,
-    last: LogSession,
-) -> Result<Journal, OpenError> {
-    let frozen = checkpoint::freeze(engine).expect("nothing was committed yet");
-    match checkpoint::write(engine, before, frozen).await {
-        Ok((journal, _)) => Ok(journal),
-        Err(error) => {
-            if engine.poisoned.load(Ordering::Acquire) {
-                // What the next start reads may not be on disk: it must not take it for durable,
-                // whichever session it finds to be the last.
-                for session in [last, engine.sessions.current()] {
-                    let left = PreviousRings {
-                        rings: &*engine.rings,
-                        host: engine.host,
-                        boot: engine.boot_id(),
-                        session,
-                    };
-                    left.poison(engine.tails().iter().map(|tail| tail.id()));
-                }
-                checkpoint::mark_poisoned(&engine.port, engine.superblock()).await;
-            }
-            Err(error.into())
-        }
-    }
-}
-
-/// The next start need not report again what this one is about to: a round takes that along.
-fn forget_reported_losses(engine: &Arc<Engine>) {
-    if engine.committer().is_poisoned() {
-        return;
-    }
-    let reported = engine.tails().into_iter();
-    for tail in reported.filter(|tail| tail.take_unreported_loss()) {
-        let record = Record::Tail(tail.record());
-        engine.committer().record(engine, record);
-    }
-}
-
-/// Adds what was recovered, but for tails that were ended with all of them in the store: nothing of those is to
-/// be rescued.
-fn add_tails(engine: &Engine, tails: BTreeMap<TailId, RecoveredTail>) -> Vec<TailReport> {
-    let has_use = |tail: &RecoveredTail| !tail.rescue || !tail.layers.is_empty();
-    let tails = tails.into_iter().filter(|(_, tail)| has_use(tail));
-    let add = |(id, tail): (TailId, RecoveredTail)| {
-        let report = TailReport {
-            volume: tail.name.clone(),
-            newest: tail.newest,
-            rescue: tail.rescue,
-        };
-        engine.add_tail(Arc::new(open::dormant_tail(id, tail)));
-        report
-    };
-    tails.map(add).collect()
-}
-
-/// Recovers the log and makes the host usable.
-async fn start_engine(
-    jobs: Arc<Jobs>,
-    slot: Arc<OnceLock<Arc<Engine>>>,
-    setup: Setup,
-) -> Result<RecoveryReport, OpenError> {
-    let port = Port(Arc::clone(&jobs));
-    let boot = BootId::new(&setup.boot_id);
-    let hash = |what: &str| *blake3::keyed_hash(&setup.entropy, what.as_bytes()).as_bytes();
-    let mut fresh = [0; 16];
-    fresh.copy_from_slice(&hash("host")[..16]);
-    let rings = &*setup.rings;
-    let mark = setup.continues.and_then(|before| before.journal);
-    let host = HostId(fresh);
-    let found = recover::open(&port, &setup.options, host, (rings, boot), mark).await?;
-    let mut report = found.report;
-    let mut drawn = [0; 8];
-    drawn.copy_from_slice(&hash("log session")[..8]);
-    let sessions = if found.poisoned {
-        // Nothing is written to it any more, so it has no new one.
-        found.sessions.clone().of_poisoned_log()
-    } else {
-        let drawn = u64::from_le_bytes(drawn);
-        found.sessions.begin(drawn, boot, found.has_read_rings)
-    };
-    let parts = Parts {
-        options: setup.options,
-        layout: found.layout,
-        host: found.host,
-        label: setup.label,
-        boot,
-        sessions,
-        log_state: found.log_state,
-        segments: found.segments,
-        rings: setup.rings,
-        poisoned: found.poisoned,
-        entropy: setup.entropy,
-    };
-    let engine = Arc::new(Engine::new(Arc::clone(&jobs), parts));
-    report.poisoned = found.poisoned;
-    report.tails = add_tails(&engine, found.tails);
-    let mut journal = found.journal;
-    if !found.poisoned {
-        let newest = engine.tails().into_iter();
-        let newest = newest.map(|tail| (tail.id(), tail.newest())).collect();
-        if setup.continues.is_some() {
-            go_live::make_rings_early(&engine);
-        }
-        journal = write_first_checkpoint(&engine, journal, found.sessions.current()).await?;
-        go_live::on_rings_named(&engine);
-        // Before anything that takes time: without it the next start trusts no tail that this one does not touch.
-        engine.make_session_ring()?;
-        let done = ObsoleteRings {
-            rings: &*engine.rings,
-            host: engine.host,
-            sessions: &found.sessions,
-            own: engine.sessions.current(),
-            read: &found.rings_read,
-            newest,
-        };
-        done.clear(&mut report);
-    }
-    let committer = Committer::new(journal, found.poisoned);
-    if !engine.begin_commits(committer) || slot.set(Arc::clone(&engine)).is_err() {
-        return Err(OpenError::Options("the host was started twice".into()));
-    }
-    let port = log_procedures::log_port(&engine);
-    let before = found.sessions.current();
-    engine.host_log.begin(port, engine.session_name, before);
-    forget_reported_losses(&engine);
-    spawn_background(&jobs, &engine);
-    engine.request_reclaim();
-    Ok(report)
-}
-
-/// What runs as long as the host does.
-fn spawn_background(jobs: &Arc<Jobs>, engine: &Arc<Engine>) {
-    // Before anybody can change it.
-    let collects = engine.gc_interval.ns() > 0;
-    engine.collector.set_on(collects, jobs.now().unix_ms);
-    jobs.spawn(publish::run(Arc::clone(engine)));
-    jobs.spawn(low_marks::run(Arc::clone(engine)));
-    jobs.spawn(collector::run(Arc::clone(engine)));
-    jobs.spawn(compact::run(Arc::clone(engine)));
-    jobs.spawn(store_kept::run(Arc::clone(engine)));
-    jobs.spawn(crate::log::reclaim::run(Arc::clone(engine)));
 }

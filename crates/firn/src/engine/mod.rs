@@ -142,7 +142,6 @@ impl Engine {
         let reactors = start_reactors()?;
         attach_commit_io(&reactors, &host, &notifier, &export_files, &counters)?;
         let report = recovered.await.map_err(Failure::from)?;
-        rings.remove_spares();
         check_segment_bytes(settings, report.segment_bytes)?;
         Ok(Engine {
             host,

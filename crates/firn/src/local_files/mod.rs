@@ -27,7 +27,6 @@ mod replace;
 mod reserved_file;
 pub(crate) mod ring_dir;
 mod ring_files;
-mod spare_rings;
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as Io};

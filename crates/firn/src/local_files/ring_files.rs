@@ -21,7 +21,6 @@ use rustix::fs::{Access, OFlags};
 use volume::units::{Epoch, HostId, LogSession, VolumeId, parse_hex_identity};
 use volume::{RetainedRings, RingId, RingRegion, Rings, TailId};
 
-use super::spare_rings::{self, SpareRings};
 use crate::failure::{Failure, FailureCode, Result};
 
 pub(super) const PREFIX: &str = "firn-rings-";
@@ -40,8 +39,6 @@ pub(crate) struct RingFiles {
     ring_dir: PathBuf,
     cache_dir: PathBuf,
     in_use: Mutex<InUse>,
-    /// What the program before left, once it was looked for. A lock of its own: files are renamed and removed under it.
-    spares: Mutex<Option<SpareRings>>,
 }
 
 /// What this process made.
@@ -106,7 +103,6 @@ impl RingFiles {
             ring_dir: ring_dir.to_owned(),
             cache_dir: cache_dir.to_owned(),
             in_use: Mutex::default(),
-            spares: Mutex::default(),
         })
     }
 
@@ -139,32 +135,6 @@ impl RingFiles {
         })
     }
 
-    /// Makes files for the rings of the program that takes over, as many as there is room for.
-    pub(crate) fn make_spares(&self) {
-        let (dir, mapped) = {
-            let in_use = self.in_use();
-            (in_use.dir.clone(), in_use.mapped.clone())
-        };
-        let Some(dir) = dir.filter(|dir| check_owner(dir).is_ok()) else {
-            return;
-        };
-        let tails = mapped.keys().filter(|ring| ring.tail.is_some());
-        let size = |ring: &RingId| fs::symlink_metadata(self.path(*ring)).map(|found| found.len());
-        let sizes: Vec<u64> = tails.filter_map(|ring| size(ring).ok()).collect();
-        let made = spare_rings::make(&dir, &sizes);
-        tracing::debug!(made, wanted = sizes.len(), "spare rings");
-    }
-
-    /// Removes the spares that were left, or made for nothing.
-    pub(crate) fn remove_spares(&self) {
-        let dir = self.in_use().dir.clone();
-        let mut spares = self.spares();
-        let left = dir.map(|dir| SpareRings::find(&dir));
-        left.or(spares.take())
-            .into_iter()
-            .for_each(SpareRings::remove);
-    }
-
     /// Removes the rings of a log that is not used any more.
     pub(crate) fn remove_all(&self, host: HostId) {
         for ring in self.list(host) {
@@ -176,10 +146,6 @@ impl RingFiles {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spares(&self) -> std::sync::MutexGuard<'_, Option<SpareRings>> {
-        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn dir(&self, host: HostId) -> PathBuf {
         self.ring_dir.join(format!("{PREFIX}{host}"))
     }
@@ -188,30 +154,53 @@ impl RingFiles {
         self.dir(ring.host).join(file_name(ring))
     }
 
-    /// The file of a ring of this process, with the directory that it is in. A spare takes the place of a new one.
-    fn open_own(&self, ring: RingId, bytes: u64) -> io::Result<File> {
+    /// The directory of this process's rings.
+    fn own_dir(&self, host: HostId) -> io::Result<PathBuf> {
         let known = self.in_use().dir.clone();
         // It may have been removed since, and somebody else's may have its name.
         let is_whole = |dir: &PathBuf| {
-            *dir == self.dir(ring.host)
-                && check_owner(dir).is_ok()
-                && dir.join("cache-dir").exists()
+            *dir == self.dir(host) && check_owner(dir).is_ok() && dir.join("cache-dir").exists()
         };
-        let dir = match known.filter(is_whole) {
-            Some(dir) => dir,
-            None => self.make_dir(ring.host)?,
-        };
-        let path = dir.join(file_name(ring));
-        if ring.tail.is_some() {
-            self.spares()
-                .get_or_insert_with(|| SpareRings::find(&dir))
-                .place_at(&path, bytes);
+        match known.filter(is_whole) {
+            Some(dir) => Ok(dir),
+            None => self.make_dir(host),
         }
+    }
+
+    /// The file of a ring of this process.
+    fn open_own(&self, ring: RingId, bytes: u64) -> io::Result<File> {
+        let path = self.own_dir(ring.host)?.join(file_name(ring));
         let file = open_file(&path, true)?;
         if file.metadata()?.len() != bytes {
             file.set_len(bytes)?;
         }
         Ok(file)
+    }
+
+    /// Locks the session's own region, for others that look for its rings.
+    fn lock_session(&self, file: File) {
+        if file.try_lock().is_ok() {
+            self.in_use().locked = Some(file);
+        }
+    }
+
+    /// Takes over what was found, as this process's own.
+    fn take_over(&self, rings: &[RingId]) -> io::Result<()> {
+        let mut kept = Vec::new();
+        for ring in rings {
+            if ring.tail.is_none() {
+                self.own_dir(ring.host)?;
+                self.lock_session(open_file(&self.path(*ring), false)?);
+            }
+            let mut in_use = self.in_use();
+            let (inode, region) = in_use.found.remove(ring).ok_or(Io::NotFound)?;
+            in_use.mapped.insert(*ring, inode);
+            kept.push(region);
+        }
+        // Clients wait, and it takes long: a page that is not locked yet is no less there.
+        let lock = move || kept.iter().for_each(|region| region.0.lock());
+        let thread = std::thread::Builder::new().name("firn-rings".into());
+        thread.spawn(lock).map(drop)
     }
 
     /// Makes the directory of a log's rings, if it is not there.
@@ -348,14 +337,23 @@ impl Rings for RingFiles {
             let file = self.open_own(ring, (words * size_of::<u64>()) as u64)?;
             let map = SharedWords::map(&file, words)?;
             self.in_use().mapped.insert(ring, file.metadata()?.ino());
-            if ring.tail.is_none() && file.try_lock().is_ok() {
-                self.in_use().locked = Some(file);
+            if ring.tail.is_none() {
+                self.lock_session(file);
             }
             Ok(map)
         };
         let opened = open().map_err(|source| self.describe_creation_failure(ring, words, &source));
         self.in_use().failure = opened.as_ref().err().cloned();
         opened.map(|map| Arc::new(MappedRing(map)) as Arc<dyn RingRegion>)
+    }
+
+    fn keep(&self, rings: &[RingId]) -> std::result::Result<(), String> {
+        self.take_over(rings).map_err(|source| {
+            format!(
+                "go on with the index rings in {}: {source}",
+                self.ring_dir.display()
+            )
+        })
     }
 
     fn remove(&self, ring: RingId) {
@@ -448,7 +446,6 @@ impl Drop for RingFiles {
         let Some(dir) = self.in_use().dir.take() else {
             return;
         };
-        SpareRings::find(&dir).remove();
         let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
         let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
         let spare = |name: &std::ffi::OsString| {

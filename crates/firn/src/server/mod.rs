@@ -143,6 +143,11 @@ fn serve_at(
     let served = match served {
         Ok(Ending::Handover(outgoing, mut stop)) => {
             let _alive = manager.keep_alive(outgoing.timeout());
+            // The few commits since clients were asked to rest. With all of them in the log, the new program goes on
+            // with it as it is.
+            let _ = runtime.block_on(async {
+                tokio::time::timeout(COMMIT_TIMEOUT, engine.host.commit()).await
+            });
             engine.stop(control.disks.take_live());
             handover::step("stopped")?;
             // The signal would be gone with this program.
@@ -332,7 +337,6 @@ async fn serve_clients(
             }
             Ok(outgoing) => return Ok(Ending::Handover(Box::new(outgoing), stop)),
             Err(failure) => {
-                control.rings.remove_spares();
                 manager.on_called_off();
                 if let Some(mut upgrade) = Operation::begin_at("upgrade", began) {
                     upgrade.fail(failure.code);
@@ -441,9 +445,6 @@ async fn prepare_upgrade(
     handover::step("checked")?;
     let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     let passage = Passage::prepare(number, timeout_ms, checked)?;
-    // A failure is none of the upgrade's: rings are made anew then.
-    let rings = Arc::clone(&control.rings);
-    let _ = tokio::task::spawn_blocking(move || rings.make_spares()).await;
     control.upgrades.on_handing_over();
     // Changes that are under way come to their end.
     drop(close);

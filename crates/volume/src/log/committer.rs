@@ -32,6 +32,9 @@ use crate::request::tail::Tail;
 use crate::sync::Mutex;
 use crate::units::{HostId, Lsn};
 
+/// The first round of a process.
+pub(crate) const FIRST_ROUND: u64 = 1;
+
 /// What the committer needs of the engine around it.
 pub(crate) trait CommitEnvironment {
     fn jobs(&self) -> &Jobs;
@@ -89,6 +92,8 @@ struct State {
     /// Records that the frame in flight takes along.
     written: Vec<Record>,
     journal: Journal,
+    /// The next round is a checkpoint, whatever room there is.
+    rewrites: bool,
     /// The disk failed, and the next start is told so. Without it there may be no rounds all the same.
     marked: bool,
     syncs: Syncs,
@@ -109,6 +114,18 @@ pub(crate) struct Journal {
     pub(crate) number: u64,
 }
 
+impl Journal {
+    /// A half that is the truth, to be followed by a checkpoint in the other one.
+    pub(crate) fn before_checkpoint(half: usize, lap: u64) -> Journal {
+        Journal {
+            half,
+            used: 0,
+            lap,
+            number: 0,
+        }
+    }
+}
+
 /// The one committer of a host.
 #[derive(Debug)]
 pub(crate) struct Committer {
@@ -118,6 +135,13 @@ pub(crate) struct Committer {
 }
 
 impl Committer {
+    /// Goes on in the half where the journal ended, and begins with a checkpoint.
+    pub(crate) fn continuing(journal: Journal) -> Committer {
+        let committer = Committer::new(journal, false);
+        lock(&committer.state).rewrites = true;
+        committer
+    }
+
     /// Begins after a checkpoint that recovery wrote.
     pub(crate) fn new(journal: Journal, poisoned: bool) -> Committer {
         let phase = if poisoned {
@@ -138,6 +162,7 @@ impl Committer {
                 records: Vec::new(),
                 written: Vec::new(),
                 journal,
+                rewrites: false,
                 marked: poisoned,
                 syncs: Syncs::default(),
                 awaited_sync: 0,
@@ -249,6 +274,11 @@ impl Committer {
         let state = lock(&self.state);
         let is_idle = matches!(state.phase, Phase::Idle | Phase::Poisoned);
         (!is_idle).then_some(state.started)
+    }
+
+    /// Nothing that was written waits for a sync, and all frames are durable.
+    pub(crate) fn is_settled(&self) -> bool {
+        lock(&self.state).phase == Phase::Idle
     }
 
     /// The newest durable round.
@@ -441,14 +471,14 @@ impl Committer {
             }
         }
         let bare = frame.is_empty();
-        if bare && !state.witness {
+        if bare && !state.witness && !state.rewrites {
             // Nothing new, but the waiters' earlier bytes are durable now.
             *finished = finish(state);
             return;
         }
         let journal = state.journal;
         let room = engine.layout().half_bytes - journal.used;
-        if frame.len() as u64 + 4096 > room {
+        if frame.len() as u64 + 4096 > room || state.rewrites {
             state.phase = Phase::Checkpoint;
             engine.start_checkpoint();
             return;
@@ -484,7 +514,7 @@ impl Committer {
     ) {
         let mut state = lock(&self.state);
         state.journal = journal;
-        (state.witness, state.witnessed) = (false, false);
+        (state.witness, state.witnessed, state.rewrites) = (false, false, false);
         state.cuts = cuts;
         let finished = finish(&mut state);
         self.start(&mut state, engine);

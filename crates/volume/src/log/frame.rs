@@ -31,7 +31,7 @@ use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId, VolumeSize};
 
 const MAGIC: [u8; 8] = *b"FIRNFRM\0";
 /// The version of frames that this code writes and reads.
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 pub(crate) const HEADER: usize = 64;
 
 const CHECKPOINT_BEGINS: u16 = 1;

@@ -16,6 +16,7 @@ pub(crate) mod reclaim;
 pub(crate) mod ring;
 pub(crate) mod segments;
 pub(crate) mod session;
+pub(crate) mod session_gate;
 pub(crate) mod snapshot_record;
 
 /// Versions of what this program writes to a log and its rings: superblock, segment header, frame, ring. It reads

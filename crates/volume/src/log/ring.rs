@@ -107,6 +107,14 @@ pub trait Rings: Send + Sync {
     /// # Errors
     /// A text that names the file and the cause.
     fn open(&self, ring: RingId, words: usize) -> Result<Arc<dyn RingRegion>, String>;
+    /// Regions that were found are this process's own from now on, as if it had opened them.
+    ///
+    /// # Errors
+    /// A text that names the file and the cause.
+    fn keep(&self, rings: &[RingId]) -> Result<(), String> {
+        let _ = rings;
+        Ok(())
+    }
     /// The region is not needed any more: the log has all that it held.
     fn remove(&self, ring: RingId);
     /// The same of many; they may be gone only later.
@@ -278,9 +286,14 @@ impl Ring {
     }
 
     /// Says for the next process that this tail is served only after its root was read: its service has ended, or
-    /// something of it was told that no frame has. For good, and as long as the ring is believed.
+    /// something of it was told that no frame has. As long as the ring is believed, and until it serves anew.
     pub(crate) fn require_check(&self) {
         self.region.words()[CHECK_WORD].store(1, Ordering::Release);
+    }
+
+    /// The root was read, and the tail continues it: what is said from now on counts.
+    pub(crate) fn on_checked(&self) {
+        self.region.words()[CHECK_WORD].store(0, Ordering::Release);
     }
 
     /// Whether the store must be asked before the tail is served.
@@ -290,6 +303,11 @@ impl Ring {
 
     pub(crate) fn entries(&self) -> u64 {
         self.entries
+    }
+
+    /// Words of the region.
+    pub(crate) fn words(&self) -> usize {
+        self.region.words().len()
     }
 
     fn slot(&self, lsn: Lsn) -> Option<&[AtomicU64]> {

@@ -150,6 +150,16 @@ impl Segments {
         alloc.summaries[segment as usize] = live;
     }
 
+    /// What recovery found free may be used again only when `round` is durable: what superseded its bytes is in no
+    /// frame yet.
+    pub(crate) fn free_after(&self, round: u64) {
+        for state in &mut lock(&self.alloc).states {
+            if *state == State::Free && !canary::active!("continued_log_reuses_at_once") {
+                *state = State::Dying { round };
+            }
+        }
+    }
+
     fn cell(&self, addr: LogAddr) -> &Cell {
         let segment = self
             .layout

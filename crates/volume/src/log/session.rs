@@ -5,6 +5,9 @@
 //! earlier start in another directory, and what a copy of the cache directory did since it was copied.
 //! Later checkpoints carry the sessions on unchanged; nothing else may change them.
 //!
+//! A session has rings of its own, but for one that continues a server which was stopped in its favour: it goes on
+//! with the rings of the one before, so they bear the name of the session that made them.
+//!
 //! Record format: docs/format.md "Frame records".
 
 use crate::codec::{Reader, TruncatedInput, Writer, crc64};
@@ -30,11 +33,13 @@ pub(crate) struct Sessions {
     newest: u64,
     /// What was drawn for each, the newest last. Numbers have no gaps.
     drawn: Vec<u64>,
-    /// The boot in which the newest began, and in whose memory its rings are.
+    /// The boot in which the newest began, and in whose memory the rings in use are.
     boot: BootId,
-    /// The newest one found every ring of the one before that it looked for: those hold nothing that
-    /// the log does not.
-    has_read_rings: bool,
+    /// Number of the session that made the rings in use: the newest, or one that it continues.
+    rings: u64,
+    /// Number of the session of which the rings were read, all that were looked for: they hold nothing that the
+    /// log does not. Zero: of none.
+    rings_read: u64,
     /// The log is poisoned: nothing is recorded in it any more, and what can be read of its newest
     /// session may not be durable.
     poisoned: bool,
@@ -50,8 +55,25 @@ impl Sessions {
         }
     }
 
-    /// The next session, which is to be made durable in the log before it serves.
+    /// The next session, which is to be made durable in the log before it serves. It makes rings of its own.
     pub(crate) fn begin(&self, drawn: u64, boot: BootId, has_read_rings: bool) -> Sessions {
+        let next = self.followed_by(drawn);
+        let rings_read = if has_read_rings { self.rings } else { 0 };
+        Sessions {
+            boot,
+            rings: next.newest,
+            rings_read,
+            ..next
+        }
+    }
+
+    /// The next session, which goes on with the rings of the newest. None if the log would forget who made them.
+    pub(crate) fn go_on(&self, drawn: u64) -> Option<Sessions> {
+        let is_known = self.newest - self.rings < HISTORY_MAX as u64 - 1;
+        (self.rings > 0 && is_known).then(|| self.followed_by(drawn))
+    }
+
+    fn followed_by(&self, drawn: u64) -> Sessions {
         let mut next = self.clone();
         if next.drawn.len() == HISTORY_MAX {
             next.drawn.remove(0);
@@ -59,11 +81,26 @@ impl Sessions {
         next.drawn.push(drawn);
         Sessions {
             newest: self.newest + 1,
-            drawn: next.drawn,
-            boot,
-            has_read_rings,
             poisoned: false,
+            ..next
         }
+    }
+
+    /// Under whose name the rings in use are.
+    pub(crate) fn ring_session(&self) -> LogSession {
+        if self.poisoned {
+            return LogSession::default();
+        }
+        LogSession {
+            number: self.rings,
+            random: self.drawn_of(self.rings).unwrap_or(0),
+        }
+    }
+
+    /// What was drawn for a session that is remembered.
+    fn drawn_of(&self, number: u64) -> Option<u64> {
+        let back = usize::try_from(self.newest.checked_sub(number)?).ok()?;
+        self.drawn.iter().rev().nth(back).copied()
     }
 
     /// The newest session: that of this server, once it serves. Number zero before the first, and on a
@@ -84,50 +121,50 @@ impl Sessions {
         if session == LogSession::default() {
             return self.poisoned;
         }
-        let Some(back) = self.newest.checked_sub(session.number) else {
-            return false;
-        };
-        let back = usize::try_from(back).unwrap_or(usize::MAX);
-        let found = self.drawn.iter().rev().nth(back);
-        session.number > 0 && found == Some(&session.random)
+        session.number > 0 && self.drawn_of(session.number) == Some(session.random)
     }
 
-    /// Whether the newest session's rings are in this boot's memory, if they are anywhere.
+    /// Whether the rings in use are in this boot's memory, if they are anywhere.
     pub(crate) fn is_of_boot(&self, boot: BootId) -> bool {
         self.newest > 0 && self.boot == boot
     }
 
     /// Whether the log holds all that the rings of this older session held.
     pub(crate) fn has_read_rings_of(&self, session: LogSession) -> bool {
-        self.has_read_rings && session.number + 1 == self.newest && self.is_own(session)
+        session.number > 0 && session.number == self.rings_read && self.is_own(session)
     }
 
     pub(crate) fn encode(&self, w: &mut Writer) {
         let count = u32::try_from(self.drawn.len()).expect("bounded by HISTORY_MAX");
         w.u64(self.newest)
             .u64(self.boot.0)
-            .u8(u8::from(self.has_read_rings))
+            .u64(self.rings)
+            .u64(self.rings_read)
             .u32(count);
         for drawn in &self.drawn {
             w.u64(*drawn);
         }
     }
 
-    /// None if there are more sessions than numbers, or none at all.
+    /// None if there are more sessions than numbers, or none at all, or if the one that made the rings is not among
+    /// them.
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Sessions>, TruncatedInput> {
         let (newest, boot) = (r.u64()?, BootId(r.u64()?));
-        let has_read_rings = r.u8()? != 0;
+        let (rings, rings_read) = (r.u64()?, r.u64()?);
         let count = r.u32()? as usize;
         let mut body = Reader::new(r.raw(count.saturating_mul(8))?);
         let drawn: Vec<u64> = (0..count).map(|_| body.u64()).collect::<Result<_, _>>()?;
-        let ok = count > 0 && newest >= count as u64;
-        Ok(ok.then_some(Sessions {
+        let is_counted = count > 0 && newest >= count as u64;
+        let found = Sessions {
             newest,
             drawn,
             boot,
-            has_read_rings,
+            rings,
+            rings_read,
             poisoned: false,
-        }))
+        };
+        let has_maker = rings > 0 && found.drawn_of(rings).is_some();
+        Ok((is_counted && has_maker && rings_read < rings).then_some(found))
     }
 }
 
@@ -194,5 +231,38 @@ mod tests {
         }
         assert!(first.is_of_boot(BOOT) && !first.is_of_boot(BootId(8)));
         assert!(!Sessions::default().is_of_boot(BootId::default()));
+    }
+
+    #[test]
+    fn a_session_that_goes_on_with_the_rings_of_another_is_one_of_its_own() {
+        let first = Sessions::default().begin(1, BOOT, false);
+        assert!(Sessions::default().go_on(1).is_none(), "nobody made rings");
+        let second = first.go_on(2).unwrap();
+        let third = second.go_on(3).unwrap();
+        assert_eq!(third.current().number, 3);
+        assert_eq!(third.ring_session(), first.current());
+        assert!(third.is_of_boot(BOOT) && !third.has_read_rings_of(first.current()));
+        // The next plain start has read them, whoever used them last.
+        let fourth = third.begin(4, BOOT, true);
+        assert_eq!(fourth.ring_session(), fourth.current());
+        assert!(fourth.has_read_rings_of(first.current()));
+        for sessions in [third, fourth] {
+            let mut w = Writer::new();
+            sessions.encode(&mut w);
+            let read = Sessions::decode(&mut Reader::new(w.bytes()));
+            assert_eq!(read, Ok(Some(sessions)));
+        }
+    }
+
+    #[test]
+    fn rings_are_made_anew_before_the_log_forgets_who_made_them() {
+        let mut sessions = Sessions::default().begin(1, BOOT, false);
+        let mut count = 0;
+        while let Some(next) = sessions.go_on(7) {
+            sessions = next;
+            count += 1;
+            assert!(sessions.is_own(sessions.ring_session()));
+        }
+        assert_eq!(count, HISTORY_MAX - 1);
     }
 }

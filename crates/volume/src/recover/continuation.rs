@@ -13,6 +13,8 @@ pub struct JournalMark {
     pub frames: u64,
     /// Bytes that they take.
     pub bytes: u64,
+    /// All of them are durable.
+    pub is_settled: bool,
 }
 
 /// This start continues a host that was stopped without closing its volumes, and whose clients wait.

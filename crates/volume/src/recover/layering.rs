@@ -27,6 +27,8 @@ pub(crate) struct RecoveredTail {
     /// All that the last session left of it was found.
     pub(crate) is_unbroken: bool,
     pub(crate) newest: Lsn,
+    /// The newest commit that a frame has.
+    pub(crate) framed: Lsn,
     /// The oldest first.
     pub(crate) layers: Vec<FrozenLayer>,
     /// Snapshots that the store does not have yet.
@@ -252,6 +254,7 @@ pub(super) fn finish(replay: TailReplay, layers: Vec<ReplayedLayer>) -> Recovere
         size: replay.size,
         is_unbroken: replay.is_unbroken && !replay.rescue,
         newest: replay.newest,
+        framed: replay.framed.unwrap_or(replay.newest),
         snapshots,
     }
 }

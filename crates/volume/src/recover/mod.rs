@@ -4,7 +4,8 @@
 //! the first that is missing. If that one was durable once, the log is refused. Of the rings that the
 //! log's last session left in this boot's memory, the entries that follow the frames without a gap
 //! are replayed too. What was found becomes layers again, each of which can be stored by itself. Everything is then written as a fresh checkpoint, under a session of its
-//! own, before anything is served.
+//! own, before anything is served. A start that finds the journal and all rings just as the process before left them in its
+//! favour may go on with both instead, and write that checkpoint while it serves.
 //!
 //! Reads the journal halves and one header per segment: time is bounded by the log's size
 //! (about 7 % of it is read, however much was written).
@@ -21,7 +22,7 @@ use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
 use crate::log::frame::Frame;
 use crate::log::layout::{BLOCK_BYTES, Layout, SegmentHeader, Superblock};
-use crate::log::ring::{Rings, TailId};
+use crate::log::ring::{Ring, Rings, TailId};
 use crate::log::segments::{Segments, SummaryEntry};
 use crate::log::session::{BootId, Sessions};
 use crate::map::layers::LogAddr;
@@ -42,7 +43,7 @@ use journal::{
 use layering::{Layering, RecoveredTail, ReplayedLayer, finish, merge_all};
 use replay::{LogReplay, TailReplay, replay_frame};
 use report::RecoveryReport;
-use rings::{PreviousRings, remove_read_rings};
+use rings::{ContinuedRings, PreviousRings, remove_read_rings};
 
 /// Everything that recovery found.
 #[derive(Debug)]
@@ -50,18 +51,37 @@ pub(crate) struct RecoveredLog {
     pub(crate) host: HostId,
     pub(crate) layout: Layout,
     pub(crate) poisoned: bool,
-    /// The sessions of the log so far.
-    pub(crate) sessions: Sessions,
     /// Where the host's log in the store stood at the end.
     pub(crate) log_state: LogState,
+    pub(crate) before: LogBefore,
+    /// Nothing is missing of what the process before left: this one may go on with it as it is.
+    pub(crate) continued: Option<Continued>,
+    pub(crate) segments: Segments,
+    pub(crate) tails: BTreeMap<TailId, RecoveredTail>,
+    pub(crate) report: RecoveryReport,
+}
+
+/// What a session of its own follows.
+#[derive(Debug)]
+pub(crate) struct LogBefore {
+    /// The sessions of the log so far.
+    pub(crate) sessions: Sessions,
     /// Tails whose rings were replayed.
     pub(crate) rings_read: BTreeSet<TailId>,
     /// Every ring that was looked for was found.
     pub(crate) has_read_rings: bool,
+    /// The half that is the truth.
     pub(crate) journal: Journal,
-    pub(crate) segments: Segments,
-    pub(crate) tails: BTreeMap<TailId, RecoveredTail>,
-    pub(crate) report: RecoveryReport,
+}
+
+/// What a process goes on with that was stopped in favour of this one.
+#[derive(Debug)]
+pub(crate) struct Continued {
+    /// Where the next frame goes.
+    pub(crate) journal: Journal,
+    pub(crate) rings: ContinuedRings,
+    /// Some commits are in rings only.
+    pub(crate) has_unframed: bool,
 }
 
 /// Opens the log: formats a new one, or recovers what an existing one holds.
@@ -129,16 +149,14 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
         host,
         layout,
         poisoned: false,
-        sessions: Sessions::default(),
         log_state: LogState::default(),
-        rings_read: BTreeSet::new(),
-        has_read_rings: false,
-        journal: Journal {
-            half: 1,
-            used: 0,
-            lap: 0,
-            number: 0,
+        before: LogBefore {
+            sessions: Sessions::default(),
+            rings_read: BTreeSet::new(),
+            has_read_rings: false,
+            journal: Journal::before_checkpoint(1, 0),
         },
+        continued: None,
         segments: Segments::new(layout),
         tails: BTreeMap::new(),
         report: RecoveryReport {
@@ -176,12 +194,8 @@ async fn recover(
     let halves = read_halves(port, &layout, host, mark);
     let generations = read_generations(port, &layout, host);
     let (halves, generations) = join(halves, generations).await;
-    let halves = halves?;
-    let newest = halves
-        .iter()
-        .enumerate()
-        .filter(|(_, half)| half.whole)
-        .max_by_key(|(_, half)| half.lap);
+    let (halves, end) = halves?;
+    let newest = newest_whole(&halves);
     // A log that was formatted and never checkpointed held nothing.
     let (half, lap) = newest.map_or((1, 0), |(at, half)| (at, half.lap));
     let truth = newest.map_or(&[][..], |(_, half)| &half.frames);
@@ -197,7 +211,7 @@ async fn recover(
         rings,
         host,
         boot,
-        session: sessions.current(),
+        session: sessions.ring_session(),
     };
     left.check_frames(&replay)?;
     let mut poisoned = superblock.poisoned;
@@ -205,13 +219,19 @@ async fn recover(
         poisoned = true;
         mark_poisoned(port, superblock).await;
     }
-    let mut rings_read = BTreeSet::new();
-    if poisoned {
-        left.report_unreplayed(&mut replay, same_boot, &mut report)?;
-    } else {
-        remove_read_rings(rings, host, &sessions);
-        rings_read = left.replay(&mut replay, same_boot, &mut report)?;
-    }
+    let found = replay_rings(
+        &left,
+        (&mut replay, &sessions),
+        (same_boot, poisoned),
+        &mut report,
+    )?;
+    let has_read_rings = same_boot && report.rings_lost.is_empty();
+    let rings_read = found.keys().copied().collect();
+    let is_as_left = has_read_rings && !poisoned;
+    let continued = match end.filter(|_| is_as_left) {
+        Some(journal) => continued(&left, journal, found, (options, &report))?,
+        None => None,
+    };
     let generations = generations?;
     let layering = Layering {
         layout: &layout,
@@ -223,35 +243,83 @@ async fn recover(
         host,
         layout,
         poisoned,
-        has_read_rings: same_boot && report.rings_lost.is_empty(),
-        sessions,
         log_state: state,
-        rings_read,
-        journal: Journal {
-            half,
-            used: 0,
-            lap,
-            number: 0,
+        before: LogBefore {
+            sessions,
+            rings_read,
+            has_read_rings,
+            journal: Journal::before_checkpoint(half, lap),
         },
+        continued,
         segments,
         tails,
         report,
     })
 }
 
-/// Both halves; of one that is not needed, nothing.
+/// The rings that frames name, as far as they are believed: those of a poisoned log are not.
+fn replay_rings(
+    left: &PreviousRings<'_>,
+    (replay, sessions): (&mut BTreeMap<TailId, TailReplay>, &Sessions),
+    (same_boot, poisoned): (bool, bool),
+    report: &mut RecoveryReport,
+) -> Result<BTreeMap<TailId, Ring>, OpenError> {
+    if poisoned {
+        left.report_unreplayed(replay, same_boot, report)?;
+        return Ok(BTreeMap::new());
+    }
+    remove_read_rings(left.rings, left.host, sessions);
+    left.replay(replay, same_boot, report)
+}
+
+/// The half that is the truth.
+fn newest_whole(halves: &[JournalHalf; 2]) -> Option<(usize, &JournalHalf)> {
+    let halves = halves.iter().enumerate();
+    let whole = halves.filter(|(_, half)| half.whole);
+    whole.max_by_key(|(_, half)| half.lap)
+}
+
+/// What this process may go on with, if all rings are as large as it wants them. The journal ends here, and all rings
+/// that frames name were found.
+fn continued(
+    left: &PreviousRings<'_>,
+    journal: Journal,
+    of_tails: BTreeMap<TailId, Ring>,
+    (options, report): (&Options, &RecoveryReport),
+) -> Result<Option<Continued>, OpenError> {
+    let entries = u64::from(options.ring_entries);
+    if of_tails.values().any(|ring| ring.entries() != entries) {
+        return Ok(None);
+    }
+    let own = left.own_region()?;
+    Ok(own.map(|own| Continued {
+        journal,
+        rings: ContinuedRings { of_tails, own },
+        has_unframed: report.ring_entries > 0,
+    }))
+}
+
+/// Both halves; of one that is not needed, nothing. Also where the next frame goes, if nothing was written since
+/// the mark was made.
 async fn read_halves(
     port: &Port,
     layout: &Layout,
     host: HostId,
     mark: Option<JournalMark>,
-) -> Result<[JournalHalf; 2], OpenError> {
+) -> Result<([JournalHalf; 2], Option<Journal>), OpenError> {
     if let Some(mark) = mark
         && let Some(marked) = read_marked_half(port, layout, host, mark).await?
     {
         let mut halves = [JournalHalf::default(), JournalHalf::default()];
+        let end = Journal {
+            half: mark.half,
+            used: marked.frames.iter().map(|frame| frame.bytes).sum(),
+            lap: marked.lap,
+            number: marked.frames.len() as u64,
+        };
+        let is_end = mark.is_settled && (end.used, end.number) == (mark.bytes, mark.frames);
         halves[mark.half] = marked;
-        return Ok(halves);
+        return Ok((halves, Some(end).filter(|_| is_end)));
     }
     let halves = [
         read_half(port, layout, host, 0).await?,
@@ -259,7 +327,7 @@ async fn read_halves(
     ];
     let whole = halves.iter().filter(|half| half.whole);
     check_no_durable_frame_lost(&halves, whole.max_by_key(|half| half.lap))?;
-    Ok(halves)
+    Ok((halves, None))
 }
 
 /// What the frames of the truth say: of the tails, and of the log's sessions.

@@ -41,6 +41,8 @@ pub(super) struct TailReplay {
     /// does not say that the store must be asked first.
     pub(super) is_unbroken: bool,
     pub(super) newest: Lsn,
+    /// The newest commit that a frame has; none where that is the newest of all.
+    pub(super) framed: Option<Lsn>,
     /// The layers of the checkpoint, the oldest first.
     pub(super) layers: Vec<CheckpointLayer>,
     /// The commits since, in their order.

@@ -26,6 +26,13 @@ pub(crate) struct PreviousRings<'a> {
 
 type Replay = BTreeMap<TailId, TailReplay>;
 
+/// The rings of a stopped process that its successor goes on with: all that frames name, and the session's own region.
+#[derive(Debug)]
+pub(crate) struct ContinuedRings {
+    pub(crate) of_tails: BTreeMap<TailId, Ring>,
+    pub(crate) own: Ring,
+}
+
 impl PreviousRings<'_> {
     fn id(&self, tail: Option<TailId>) -> RingId {
         RingId {
@@ -96,14 +103,14 @@ impl PreviousRings<'_> {
         Ok(())
     }
 
-    /// Replays what the rings hold beyond the frames. Answers which of them it found.
+    /// Replays what the rings hold beyond the frames. Answers those that it found.
     pub(super) fn replay(
         &self,
         replay: &mut Replay,
         same_boot: bool,
         report: &mut RecoveryReport,
-    ) -> Result<BTreeSet<TailId>, OpenError> {
-        let mut found = BTreeSet::new();
+    ) -> Result<BTreeMap<TailId, Ring>, OpenError> {
+        let mut found = BTreeMap::new();
         // Also for rescue: the checkpoint that says so may be of a moment before the tail's last commits.
         let expected = |tail: &TailReplay| {
             tail.ring && !(tail.rescue && canary::active!("lost_tails_lose_their_rings"))
@@ -111,9 +118,12 @@ impl PreviousRings<'_> {
         self.continue_untouched(replay)?;
         for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
             if let Some(ring) = self.find(Some(*id))? {
-                report.ring_entries += replay_ring(tail, &ring);
+                let framed = tail.newest;
+                let entries = replay_ring(tail, &ring);
+                tail.framed = (entries > 0).then_some(framed);
+                report.ring_entries += entries;
                 tail.is_unbroken = !ring.requires_check();
-                found.insert(*id);
+                found.insert(*id, ring);
             } else if same_boot {
                 // The host did not go down, and yet the ring is gone (its file was removed, or
                 // this start looks for it in another directory): say so.
@@ -145,6 +155,11 @@ impl PreviousRings<'_> {
             tail.is_unbroken = tail.untouched;
         }
         Ok(())
+    }
+
+    /// The session's own region, which says nothing else than that it is whole.
+    pub(super) fn own_region(&self) -> Result<Option<Ring>, OpenError> {
+        self.find(None)
     }
 
     /// Says in memory that the log is poisoned, for the next process: the log of this session must
@@ -199,7 +214,7 @@ pub(crate) struct ObsoleteRings<'a> {
     pub(crate) host: HostId,
     /// The sessions before this one.
     pub(crate) sessions: &'a Sessions,
-    /// This one.
+    /// The one under whose name this one's rings are.
     pub(crate) own: LogSession,
     /// Tails whose rings were replayed.
     pub(crate) read: &'a BTreeSet<TailId>,
@@ -232,7 +247,7 @@ impl ObsoleteRings<'_> {
         let Some(tail) = id.tail else {
             return false;
         };
-        let last = id.session == self.sessions.current();
+        let last = id.session == self.sessions.ring_session();
         if last && (self.read.contains(&tail) || !self.newest.contains_key(&tail)) {
             // Replayed; or the frames say that the tail was closed, or was never used.
             return false;
@@ -326,7 +341,7 @@ mod tests {
         let mut replay = Replay::from([(TAIL, tail)]);
         let mut report = RecoveryReport::default();
         let found = left.replay(&mut replay, true, &mut report).unwrap();
-        assert!(found.contains(&TAIL) && report.rings_lost.is_empty());
+        assert!(found.contains_key(&TAIL) && report.rings_lost.is_empty());
         replay.remove(&TAIL).unwrap()
     }
 

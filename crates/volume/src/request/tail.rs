@@ -131,8 +131,13 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    pub(crate) fn new(id: TailId, name: String, rescue: bool, inner: Inner, stored: Lsn) -> Tail {
-        let framed = inner.newest;
+    pub(crate) fn new(
+        id: TailId,
+        name: String,
+        rescue: bool,
+        inner: Inner,
+        (framed, stored): (Lsn, Lsn),
+    ) -> Tail {
         Tail {
             id,
             name,
@@ -209,6 +214,11 @@ impl Tail {
     /// The next start must not serve the tail before its root was read: the ring tells it so.
     pub(crate) fn require_check(&self) {
         self.lock().require_check();
+    }
+
+    /// Words of its ring, if it has one.
+    pub(crate) fn ring_words(&self) -> Option<usize> {
+        self.lock().ring.as_ref().map(Ring::words)
     }
 
     /// The ring goes on in another region.

@@ -2,7 +2,7 @@
 //!
 //! It finds out less by itself, and must believe nothing that the log does not confirm.
 
-use volume::{Continuation, JournalMark, OpenMode, Volume};
+use volume::{Continuation, JournalMark, OpenError, OpenMode, Volume};
 
 use crate::support::{Environment, World};
 
@@ -157,4 +157,84 @@ fn a_mark_from_before_another_host_wrote_to_the_log_is_not_believed() {
     let volume = serve(&mut world, "demo");
     assert_holds(&mut world, &volume, 0..33);
     assert_eq!(world.report.rings_lost.len(), 0);
+}
+
+/// The host that was handed over, and what the one that continues it finds if its first checkpoint fails.
+fn continued_without_a_checkpoint(mut env: Environment) -> World {
+    env.requests.clear();
+    // That of what it is about to name is good.
+    (env.good_syncs, env.failing_syncs) = (1, 1);
+    World::start(env)
+}
+
+#[test]
+fn a_host_that_continues_another_goes_on_with_its_rings() {
+    let (world, _) = in_service();
+    let before = world.env.rings.names();
+    let mut world = World::start(world.hand_over());
+    assert_eq!(world.env.rings.names(), before);
+    let volume = serve(&mut world, "demo");
+    written(&mut world, &volume, 33..40);
+    // One that nobody names as its successor makes its own.
+    let mut world = World::start(world.kill());
+    let volume = serve(&mut world, "demo");
+    assert_holds(&mut world, &volume, 0..40);
+    let after = world.env.rings.names();
+    assert_eq!(after.len(), before.len());
+    assert!(after.iter().all(|ring| !before.contains(ring)));
+}
+
+#[test]
+fn nothing_of_a_host_that_continues_is_in_the_store_before_the_log_has_its_session() {
+    let (world, _) = in_service();
+    let mut next = continued_without_a_checkpoint(world.hand_over());
+    let refused = next.try_open("demo", false).map(drop);
+    assert!(matches!(refused, Err(OpenError::Poisoned)), "{refused:?}");
+    assert!(next.env.requests.is_empty(), "{:?}", next.env.requests);
+    // What the frames have is served by the one after it, of a poisoned log.
+    let mut next = World::start(next.kill());
+    let volume = next.open("demo");
+    assert_eq!(next.read_fill(&volume, 30 * 8, 4096), 31);
+}
+
+/// The rings' commits hide all that the frames name. Without the rings the frames must find it.
+#[test]
+fn what_frames_name_is_there_until_a_frame_has_what_superseded_it() {
+    // A segment, and less than a slice: what is written over them hides all that the segment holds.
+    const BLOCKS: std::ops::Range<u64> = 0..15;
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    world.env.outage = true;
+    for block in BLOCKS {
+        world.write(&volume, block * 8, 1, 4096);
+    }
+    world.flush(&volume);
+    for block in BLOCKS {
+        world.write(&volume, block * 8, 2, 4096);
+    }
+    let mut env = continued_without_a_checkpoint(world.hand_over()).kill();
+    env.rings.lose_all();
+    env.boot += 1;
+    env.outage = false;
+    let mut world = World::start(env);
+    let volume = world.open("demo");
+    for block in BLOCKS {
+        assert_eq!(world.read_fill(&volume, block * 8, 4096), 1, "{block}");
+    }
+}
+
+#[test]
+#[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
+fn planted_bugs_of_continuing_are_seen() {
+    canary::each_is_seen(&[
+        (
+            "store_hears_of_a_session_too_early",
+            nothing_of_a_host_that_continues_is_in_the_store_before_the_log_has_its_session,
+        ),
+        (
+            "continued_log_reuses_at_once",
+            what_frames_name_is_there_until_a_frame_has_what_superseded_it,
+        ),
+    ]);
 }

@@ -183,8 +183,9 @@ impl LastWords {
                 lap,
                 frames,
                 bytes,
+                is_settled,
             } = mark;
-            format!(" {half} {lap} {frames} {bytes}")
+            format!(" {half} {lap} {frames} {bytes} {}", u64::from(is_settled))
         });
         format!("{}{}", self.stopped_ns, mark.unwrap_or_default())
     }
@@ -193,11 +194,12 @@ impl LastWords {
         let numbers = text.split(' ').map(str::parse);
         let numbers = numbers.collect::<std::result::Result<Vec<u64>, _>>().ok()?;
         let journal = match numbers[1..] {
-            [half, lap, frames, bytes] => Some(JournalMark {
+            [half, lap, frames, bytes, settled] => Some(JournalMark {
                 half: usize::try_from(half).ok()?,
                 lap,
                 frames,
                 bytes,
+                is_settled: settled == 1,
             }),
             _ => None,
         };
@@ -305,6 +307,7 @@ mod tests {
             lap: u64::MAX,
             frames: 3,
             bytes: 8192,
+            is_settled: true,
         };
         for journal in [Some(mark), None] {
             let said = LastWords {

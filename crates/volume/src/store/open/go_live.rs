@@ -52,19 +52,6 @@ pub(crate) fn make_rings_early(engine: &Engine) {
     }
 }
 
-/// The first checkpoint is durable: it has all that the tails have, and names their rings.
-pub(crate) fn on_rings_named(engine: &Engine) {
-    for tail in engine.tails() {
-        let newest = {
-            let inner = tail.lock();
-            inner.ring.as_ref().map(|_| inner.newest)
-        };
-        if let Some(newest) = newest {
-            tail.set_framed(newest);
-        }
-    }
-}
-
 /// The geometry that clients see of a volume of this size.
 pub(in crate::store) fn geometry_of(size: VolumeSize) -> Geometry {
     Geometry {
@@ -150,10 +137,17 @@ fn lay_over(
     let (serves, ring) = match status {
         // Its ring has commits that no frame has, so it stays.
         Status::Unchecked => (true, None),
-        Status::Dormant => {
-            let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
-            (false, ring)
-        }
+        // One that this start continued, or made early, is named by a frame and may have commits that none has.
+        Status::Dormant => match tail.lock().ring.take() {
+            Some(ring) => {
+                ring.on_checked();
+                (false, Some(ring))
+            }
+            None => {
+                let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
+                (false, ring)
+            }
+        },
         status => return Err(endings::end_reason(tail, status)),
     };
     let mut inner = tail.lock();
@@ -163,21 +157,24 @@ fn lay_over(
         true => Vec::new(),
         false => inner.layers.drop_stored(root.lsn),
     };
-    inner.newest = inner.newest.max(root.lsn);
+    if root.lsn > inner.newest {
+        inner.newest = root.lsn;
+        // The log is told with the tail's record that the store has all of them.
+        tail.set_framed(root.lsn);
+    }
     inner.index = index;
     inner.cut = root.lsn;
     if serves {
         inner.ages.on_stored(root.lsn);
     } else {
-        begin_serving(engine, tail, &mut inner, root.lsn, ring);
+        begin_serving(engine, &mut inner, root.lsn, ring);
     }
     Ok(stale)
 }
 
-/// Lets the tail take requests. All of its commits are in frames, and the store has those up to `stored`.
+/// Lets the tail take requests. All of its commits are in frames or in the ring, and the store has those up to `stored`.
 pub(in crate::store) fn begin_serving(
     engine: &Engine,
-    tail: &Tail,
     inner: &mut Inner,
     stored: Lsn,
     ring: Option<Ring>,
@@ -190,7 +187,6 @@ pub(in crate::store) fn begin_serving(
     }
     inner.ring = ring;
     inner.slice_bytes = engine.options.slice_bytes();
-    tail.set_framed(inner.newest);
 }
 
 /// Has a frame name the tail's ring. Recovery reads the rings that frames name, so no commit may enter the ring

@@ -111,7 +111,13 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         #[cfg(feature = "planted")]
         late: None,
     };
-    let tail = Tail::new(id, found.name, found.rescue, inner, found.stored);
+    let tail = Tail::new(
+        id,
+        found.name,
+        found.rescue,
+        inner,
+        (found.framed, found.stored),
+    );
     tail.upload.set_mark(found.root);
     tail.set_size(found.size);
     tail.set_unbroken(found.is_unbroken);
@@ -137,6 +143,7 @@ pub(crate) fn stored_tail(root: &Root) -> Tail {
         size: root.size(),
         is_unbroken: false,
         newest: root.lsn,
+        framed: root.lsn,
         layers: Vec::new(),
         snapshots: Vec::new(),
     };

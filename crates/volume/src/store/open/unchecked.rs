@@ -43,7 +43,7 @@ pub(crate) async fn open_unchecked(
     if engine.poisoned.load(Ordering::Acquire) {
         return Err(OpenError::Poisoned);
     }
-    // One that is there is empty, and the first checkpoint names it.
+    // One that is there is named by a frame.
     let named = tail.lock().ring.take();
     let is_named = named.is_some();
     let ring = match named {
@@ -54,7 +54,7 @@ pub(crate) async fn open_unchecked(
         let mut inner = tail.lock();
         inner.index = Index::unknown();
         inner.geometry = geometry_of(tail.size());
-        begin_serving(engine, &tail, &mut inner, tail.stored_lsn(), ring);
+        begin_serving(engine, &mut inner, tail.stored_lsn(), ring);
     }
     if !is_named {
         note_tail(engine, &tail).await?;
@@ -104,7 +104,10 @@ fn find_unbroken(engine: &Engine, name: &str) -> Result<Arc<Tail>, OpenError> {
 async fn check_until_known(engine: Arc<Engine>, tail: Arc<Tail>) {
     let mut delay = engine.options.retry_ns;
     loop {
-        let checked = check(&engine, &tail).await;
+        let checked = match engine.session_gate.passed().await {
+            Ok(()) => check(&engine, &tail).await,
+            Err(error) => Err(error),
+        };
         if tail.lock().status != Status::Unchecked {
             break;
         }
