@@ -32,6 +32,7 @@ impl SharedWords {
     /// Maps the first `words` words of `file`, growing it where it is shorter, with every page
     /// present and, where the limits allow, locked.
     pub fn map(file: impl AsFd, words: usize) -> io::Result<SharedWords> {
+        allocate(&file, bytes_of(words)?)?;
         let words = SharedWords::map_pages(file, words, MapFlags::POPULATE)?;
         words.lock();
         Ok(words)
@@ -44,18 +45,19 @@ impl SharedWords {
         self.locked.store(locked.is_ok(), Ordering::Relaxed);
     }
 
-    /// The same for a file of which little is read: a page is mapped when it is touched, and none is locked.
+    /// The same for a file that [`map`](SharedWords::map) made as long as this, and of which little is read: a page is mapped when it is
+    /// touched, and none is locked.
     pub fn map_lazily(file: impl AsFd, words: usize) -> io::Result<SharedWords> {
+        let bytes = bytes_of(words)?;
+        // Its allocation may have been cut short. To look is quicker than to allocate what is there.
+        if rustix::fs::fstat(&file)?.st_blocks.cast_unsigned() * 512 < bytes as u64 {
+            allocate(&file, bytes)?;
+        }
         SharedWords::map_pages(file, words, MapFlags::empty())
     }
 
     fn map_pages(file: impl AsFd, words: usize, flags: MapFlags) -> io::Result<SharedWords> {
-        let bytes = words
-            .checked_mul(size_of::<u64>())
-            .filter(|&bytes| bytes > 0)
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        // Allocating now turns a full tmpfs into an error here instead of a SIGBUS later.
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
+        let bytes = bytes_of(words)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of
         // ours; the result is owned by this value and unmapped once, in drop.
         let start = unsafe {
@@ -87,6 +89,22 @@ impl SharedWords {
             )
         }
     }
+}
+
+fn bytes_of(words: usize) -> io::Result<usize> {
+    let bytes = words.checked_mul(size_of::<u64>());
+    let bytes = bytes.filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// Allocating now turns a full tmpfs into an error here instead of a SIGBUS later.
+fn allocate(file: impl AsFd, bytes: usize) -> io::Result<()> {
+    Ok(rustix::fs::fallocate(
+        file,
+        FallocateFlags::empty(),
+        0,
+        bytes as u64,
+    )?)
 }
 
 impl Drop for SharedWords {

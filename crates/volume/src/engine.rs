@@ -346,6 +346,13 @@ impl Engine {
         lock(&self.tails).values().cloned().collect()
     }
 
+    /// Those of a volume of this name; more than one if it was lost and opened again.
+    pub(crate) fn tails_named(&self, name: &str) -> Vec<Arc<Tail>> {
+        let tails = lock(&self.tails);
+        let named = tails.values().filter(|tail| tail.name() == name);
+        named.cloned().collect()
+    }
+
     pub(crate) fn tail_count(&self) -> usize {
         lock(&self.tails).len()
     }

@@ -44,6 +44,9 @@ use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, LogSession, Lsn, Now, VolumeId};
 
+/// Frames that a start reads in a few milliseconds.
+const JOURNAL_SHORT_BYTES: u64 = 1 << 20;
+
 /// What a host is started with.
 pub struct Setup {
     /// Limits and intervals.
@@ -288,6 +291,14 @@ impl Host {
         })
     }
 
+    /// Ends when the log has this start's session; before that nothing but the log is written to.
+    ///
+    /// # Errors
+    /// The log is poisoned, and never will: nothing can be stored until the next start.
+    pub fn session_recorded(&self) -> Answer<Result<(), OpenError>> {
+        self.control(|_| async { Ok(()) })
+    }
+
     /// Makes all that is completed durable, as a FLUSH of every volume does.
     pub fn commit(&self) -> Answer<Result<(), OpenError>> {
         self.control_log(|engine| async move {
@@ -297,6 +308,14 @@ impl Host {
                 false => Err(OpenError::Poisoned),
             }
         })
+    }
+
+    /// The same, in a journal that is quick to read: for a host that is about to be stopped in favour of another one.
+    pub fn commit_for_successor(&self) -> Answer<Result<(), OpenError>> {
+        if let Some(engine) = self.engine.get() {
+            engine.committer().shorten_journal(JOURNAL_SHORT_BYTES);
+        }
+        self.commit()
     }
 
     /// What the collector of this host did.

@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use reactor::SharedWords;
 use rustix::fs::{Access, OFlags};
@@ -29,6 +29,10 @@ pub(super) const PREFIX: &str = "firn-rings-";
 const ASIDE: &str = "aside";
 /// How many of them are kept.
 const ASIDE_MAX: usize = 16;
+
+/// How often, and how long apart, a server tries to lock its session's region.
+const LOCK_TRIES: u32 = 10;
+const LOCK_DELAY: Duration = Duration::from_millis(2);
 
 /// What the file of a session's own region has in place of a tail.
 const SESSION: &str = "session";
@@ -177,11 +181,18 @@ impl RingFiles {
         Ok(file)
     }
 
-    /// Locks the session's own region, for others that look for its rings.
+    /// Locks the session's own region, for others that look for its rings. One that looks just now has the lock for a moment.
     fn lock_session(&self, file: File) {
-        if file.try_lock().is_ok() {
-            self.in_use().locked = Some(file);
+        for _ in 0..LOCK_TRIES {
+            if file.try_lock().is_ok() {
+                self.in_use().locked = Some(file);
+                return;
+            }
+            std::thread::sleep(LOCK_DELAY);
         }
+        tracing::warn!(
+            "the index rings are not locked: another server on a copy of the cache directory may take them for its own"
+        );
     }
 
     /// Takes over what was found, as this process's own.
@@ -200,7 +211,10 @@ impl RingFiles {
         // Clients wait, and it takes long: a page that is not locked yet is no less there.
         let lock = move || kept.iter().for_each(|region| region.0.lock());
         let thread = std::thread::Builder::new().name("firn-rings".into());
-        thread.spawn(lock).map(drop)
+        if let Err(error) = thread.spawn(lock) {
+            tracing::debug!(%error, "index rings are not locked in memory");
+        }
+        Ok(())
     }
 
     /// Makes the directory of a log's rings, if it is not there.
@@ -338,7 +352,9 @@ impl Rings for RingFiles {
             let map = SharedWords::map(&file, words)?;
             self.in_use().mapped.insert(ring, file.metadata()?.ino());
             if ring.tail.is_none() {
-                self.lock_session(file);
+                // A file of its own: a mapping keeps what it was made of open, also beyond this program.
+                drop(file);
+                self.lock_session(open_file(&self.path(ring), false)?);
             }
             Ok(map)
         };
@@ -534,6 +550,24 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         fs::write(cache.path().join("lock"), "").unwrap();
         cache
+    }
+
+    /// The memory of a program that was executed over may be taken apart after the next one has begun.
+    #[test]
+    fn a_session_has_ended_with_its_descriptors_while_its_memory_is_still_mapped() {
+        let (rings, cache) = (tempfile::tempdir().unwrap(), cache_dir());
+        let open = || RingFiles::open(rings.path(), cache.path()).unwrap();
+        let before = open();
+        let regions = [false, true].map(|tail| before.open(ring(1, tail), 1024).unwrap());
+        assert!(open().find(ring(1, true)).is_err(), "it runs");
+        before.in_use().locked = None;
+        let next = open();
+        assert!(next.find(ring(1, false)).unwrap().is_some());
+        assert!(next.find(ring(1, true)).unwrap().is_some());
+        next.keep(&[ring(1, true), ring(1, false)]).unwrap();
+        assert!(open().find(ring(1, true)).is_err(), "the next one has them");
+        assert_eq!(next.find_removed(), []);
+        drop(regions);
     }
 
     #[test]

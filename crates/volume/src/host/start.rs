@@ -1,8 +1,8 @@
 //! How a host begins: what recovery found becomes an engine, under a session of its own.
 //!
 //! A plain start writes what it found as a checkpoint before anything is served. A start that goes on with what a
-//! process left in its favour serves first: journal and rings are as they were, so a crash before the checkpoint
-//! leaves what a crash of that process would have left. Until the checkpoint is durable nothing of this process may
+//! process left in its favour serves first, and has its first frame say its session: journal and rings are as they were, so
+//! a crash before that frame leaves what a crash of that process would have left. Until the frame is durable nothing of this process may
 //! be in the store, for its session may be forgotten: [`SessionGate`](crate::log::session_gate::SessionGate).
 
 use std::collections::BTreeMap;
@@ -187,7 +187,8 @@ fn go_on(engine: &Arc<Engine>, left: Continued) -> Result<Committer, OpenError> 
     if left.has_unframed {
         engine.segments.free_after(FIRST_ROUND);
     }
-    Ok(Committer::continuing(left.journal))
+    let session = Record::Sessions(engine.sessions.clone());
+    Ok(Committer::continuing(left.journal, session))
 }
 
 /// Has the log record this session, while volumes are served.

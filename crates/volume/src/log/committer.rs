@@ -94,6 +94,8 @@ struct State {
     journal: Journal,
     /// The next round is a checkpoint, whatever room there is.
     rewrites: bool,
+    /// Of the journal's half, what its checkpoint takes, as far as this process wrote it.
+    checkpoint_bytes: u64,
     /// The disk failed, and the next start is told so. Without it there may be no rounds all the same.
     marked: bool,
     syncs: Syncs,
@@ -135,10 +137,10 @@ pub(crate) struct Committer {
 }
 
 impl Committer {
-    /// Goes on in the half where the journal ended, and begins with a checkpoint.
-    pub(crate) fn continuing(journal: Journal) -> Committer {
+    /// Goes on in the half where the journal ended. The first round has this record.
+    pub(crate) fn continuing(journal: Journal, first: Record) -> Committer {
         let committer = Committer::new(journal, false);
-        lock(&committer.state).rewrites = true;
+        lock(&committer.state).records.push(first);
         committer
     }
 
@@ -163,6 +165,7 @@ impl Committer {
                 written: Vec::new(),
                 journal,
                 rewrites: false,
+                checkpoint_bytes: journal.used,
                 marked: poisoned,
                 syncs: Syncs::default(),
                 awaited_sync: 0,
@@ -264,6 +267,12 @@ impl Committer {
         self.request_round(engine);
     }
 
+    /// Has the next round be a checkpoint if the frames behind the last one take more than `bytes`.
+    pub(crate) fn shorten_journal(&self, bytes: u64) {
+        let mut state = lock(&self.state);
+        state.rewrites |= state.journal.used - state.checkpoint_bytes > bytes;
+    }
+
     /// The round that will cover everything committed before this call: the next to start.
     pub(crate) fn next_round(&self) -> u64 {
         lock(&self.state).started + 1
@@ -278,7 +287,8 @@ impl Committer {
 
     /// Nothing that was written waits for a sync, and all frames are durable.
     pub(crate) fn is_settled(&self) -> bool {
-        lock(&self.state).phase == Phase::Idle
+        let state = lock(&self.state);
+        state.phase == Phase::Idle && !state.syncs.is_busy()
     }
 
     /// The newest durable round.
@@ -514,6 +524,7 @@ impl Committer {
     ) {
         let mut state = lock(&self.state);
         state.journal = journal;
+        state.checkpoint_bytes = journal.used;
         (state.witness, state.witnessed, state.rewrites) = (false, false, false);
         state.cuts = cuts;
         let finished = finish(&mut state);

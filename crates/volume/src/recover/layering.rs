@@ -11,6 +11,7 @@ use crate::log::layout::Layout;
 use crate::log::snapshot_record::SnapshotRecord;
 use crate::map::layers::{DirtyExtent, FrozenLayer};
 use crate::map::{ExtentMap, SectorRun};
+use crate::options::Options;
 use crate::recover::replay::TailReplay;
 use crate::units::{Lsn, RootMark, Span, VolumeSize};
 
@@ -100,7 +101,19 @@ pub(super) struct Layering<'a> {
     pub(super) generations: &'a [Option<u32>],
 }
 
-impl Layering<'_> {
+impl<'a> Layering<'a> {
+    pub(super) fn new(
+        layout: &'a Layout,
+        options: &Options,
+        generations: &'a [Option<u32>],
+    ) -> Layering<'a> {
+        Layering {
+            layout,
+            slice_bytes: options.slice_bytes(),
+            generations,
+        }
+    }
+
     /// The layers of a tail, each of which is a state that the volume had, over those before.
     pub(super) fn layers(&self, tail: &TailReplay) -> Vec<ReplayedLayer> {
         let mut layers = Vec::new();

@@ -5,7 +5,7 @@
 //! log's last session left in this boot's memory, the entries that follow the frames without a gap
 //! are replayed too. What was found becomes layers again, each of which can be stored by itself. Everything is then written as a fresh checkpoint, under a session of its
 //! own, before anything is served. A start that finds the journal and all rings just as the process before left them in its
-//! favour may go on with both instead, and write that checkpoint while it serves.
+//! favour may go on with both instead, and say its session in a frame while it serves.
 //!
 //! Reads the journal halves and one header per segment: time is bounded by the log's size
 //! (about 7 % of it is read, however much was written).
@@ -22,7 +22,7 @@ use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
 use crate::log::frame::Frame;
 use crate::log::layout::{BLOCK_BYTES, Layout, SegmentHeader, Superblock};
-use crate::log::ring::{Ring, Rings, TailId};
+use crate::log::ring::{Rings, TailId};
 use crate::log::segments::{Segments, SummaryEntry};
 use crate::log::session::{BootId, Sessions};
 use crate::map::layers::LogAddr;
@@ -213,31 +213,30 @@ async fn recover(
         boot,
         session: sessions.ring_session(),
     };
-    left.check_frames(&replay)?;
-    let mut poisoned = superblock.poisoned;
-    if !poisoned && left.is_poisoned(&replay)? {
-        poisoned = true;
+    let found = left.look(&replay)?;
+    found.check_frames(&replay)?;
+    let poisoned = superblock.poisoned || found.is_poisoned();
+    if poisoned && !superblock.poisoned {
         mark_poisoned(port, superblock).await;
     }
-    let found = replay_rings(
-        &left,
-        (&mut replay, &sessions),
-        (same_boot, poisoned),
-        &mut report,
-    )?;
+    let rings_read = match poisoned {
+        true => found.report_unreplayed(&mut replay, same_boot, &mut report),
+        false => found.replay(&mut replay, same_boot, &mut report),
+    };
     let has_read_rings = same_boot && report.rings_lost.is_empty();
-    let rings_read = found.keys().copied().collect();
-    let is_as_left = has_read_rings && !poisoned;
-    let continued = match end.filter(|_| is_as_left) {
-        Some(journal) => continued(&left, journal, found, (options, &report))?,
-        None => None,
-    };
+    let end = end.filter(|_| has_read_rings && !poisoned);
+    let continued = end.and_then(|journal| {
+        Some(Continued {
+            journal,
+            rings: found.continued(&replay, options.ring_entries)?,
+            has_unframed: report.ring_entries > 0,
+        })
+    });
+    if continued.is_none() && !poisoned {
+        remove_read_rings(rings, host, &sessions);
+    }
     let generations = generations?;
-    let layering = Layering {
-        layout: &layout,
-        slice_bytes: options.slice_bytes(),
-        generations: &generations,
-    };
+    let layering = Layering::new(&layout, options, &generations);
     let (segments, tails) = rebuild(&layering, replay)?;
     Ok(RecoveredLog {
         host,
@@ -257,46 +256,11 @@ async fn recover(
     })
 }
 
-/// The rings that frames name, as far as they are believed: those of a poisoned log are not.
-fn replay_rings(
-    left: &PreviousRings<'_>,
-    (replay, sessions): (&mut BTreeMap<TailId, TailReplay>, &Sessions),
-    (same_boot, poisoned): (bool, bool),
-    report: &mut RecoveryReport,
-) -> Result<BTreeMap<TailId, Ring>, OpenError> {
-    if poisoned {
-        left.report_unreplayed(replay, same_boot, report)?;
-        return Ok(BTreeMap::new());
-    }
-    remove_read_rings(left.rings, left.host, sessions);
-    left.replay(replay, same_boot, report)
-}
-
 /// The half that is the truth.
 fn newest_whole(halves: &[JournalHalf; 2]) -> Option<(usize, &JournalHalf)> {
     let halves = halves.iter().enumerate();
     let whole = halves.filter(|(_, half)| half.whole);
     whole.max_by_key(|(_, half)| half.lap)
-}
-
-/// What this process may go on with, if all rings are as large as it wants them. The journal ends here, and all rings
-/// that frames name were found.
-fn continued(
-    left: &PreviousRings<'_>,
-    journal: Journal,
-    of_tails: BTreeMap<TailId, Ring>,
-    (options, report): (&Options, &RecoveryReport),
-) -> Result<Option<Continued>, OpenError> {
-    let entries = u64::from(options.ring_entries);
-    if of_tails.values().any(|ring| ring.entries() != entries) {
-        return Ok(None);
-    }
-    let own = left.own_region()?;
-    Ok(own.map(|own| Continued {
-        journal,
-        rings: ContinuedRings { of_tails, own },
-        has_unframed: report.ring_entries > 0,
-    }))
 }
 
 /// Both halves; of one that is not needed, nothing. Also where the next frame goes, if nothing was written since

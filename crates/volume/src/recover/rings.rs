@@ -33,6 +33,13 @@ pub(crate) struct ContinuedRings {
     pub(crate) own: Ring,
 }
 
+/// Those that are there and are believed. Each was looked for once, because to find one takes longer than to read it.
+#[derive(Debug)]
+pub(super) struct FoundRings {
+    of_tails: BTreeMap<TailId, Ring>,
+    own: Option<Ring>,
+}
+
 impl PreviousRings<'_> {
     fn id(&self, tail: Option<TailId>) -> RingId {
         RingId {
@@ -54,112 +61,16 @@ impl PreviousRings<'_> {
         Ok(region.and_then(|region| Ring::open_existing(region, &id, self.boot)))
     }
 
-    /// Refuses a journal that ends before what was durable once: rings are told of each frame before
-    /// anybody else is.
-    pub(super) fn check_frames(&self, replay: &Replay) -> Result<(), OpenError> {
-        for (id, tail) in replay.iter().filter(|(_, tail)| tail.ring) {
-            let durable = self
-                .find(Some(*id))?
-                .map_or(Lsn::ZERO, |ring| ring.durable());
-            if durable > tail.newest && !canary::active!("believe_short_journal") {
-                return Err(OpenError::Corrupt(format!(
-                    "the log's journal has commits of volume {} up to LSN {}, but its index ring \
-                     says that those up to LSN {} were durable: a frame of the journal is damaged, \
-                     or this cache directory is a copy from before; {LOST_FRAME_REMEDY}",
-                    tail.name, tail.newest.0, durable.0
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether any ring says that the log was poisoned: the dead process may not have got as far
-    /// as to say so on disk.
-    pub(super) fn is_poisoned(&self, replay: &Replay) -> Result<bool, OpenError> {
-        let tails = replay.keys().map(|tail| Some(*tail));
-        for tail in [None].into_iter().chain(tails) {
-            if self.find(tail)?.is_some_and(|ring| ring.is_poisoned()) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// The rings of a poisoned log are not replayed (R10). What they held is lost, and reported.
-    pub(super) fn report_unreplayed(
-        &self,
-        replay: &mut Replay,
-        same_boot: bool,
-        report: &mut RecoveryReport,
-    ) -> Result<(), OpenError> {
-        let expected = |tail: &TailReplay| tail.ring && same_boot;
-        for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
-            let ring = self.find(Some(*id))?;
-            if ring.is_none_or(|ring| ring.read(tail.newest.next()).is_some()) {
-                tail.unreported_loss = true;
-            }
-        }
-        report_losses(replay, report);
-        Ok(())
-    }
-
-    /// Replays what the rings hold beyond the frames. Answers those that it found.
-    pub(super) fn replay(
-        &self,
-        replay: &mut Replay,
-        same_boot: bool,
-        report: &mut RecoveryReport,
-    ) -> Result<BTreeMap<TailId, Ring>, OpenError> {
-        let mut found = BTreeMap::new();
-        // Also for rescue: the checkpoint that says so may be of a moment before the tail's last commits.
-        let expected = |tail: &TailReplay| {
-            tail.ring && !(tail.rescue && canary::active!("lost_tails_lose_their_rings"))
-        };
-        self.continue_untouched(replay)?;
-        for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
-            if let Some(ring) = self.find(Some(*id))? {
-                let framed = tail.newest;
-                let entries = replay_ring(tail, &ring);
-                tail.framed = (entries > 0).then_some(framed);
-                report.ring_entries += entries;
-                tail.is_unbroken = !ring.requires_check();
-                found.insert(*id, ring);
-            } else if same_boot {
-                // The host did not go down, and yet the ring is gone (its file was removed, or
-                // this start looks for it in another directory): say so.
-                tracing::error!(
-                    volume = tail.name,
-                    after_lsn = tail.newest.0,
-                    "the index ring is gone though the host was not restarted: writes after the \
-                     last flush may be lost"
-                );
-                tail.unreported_loss = true;
-            }
-        }
-        report_losses(replay, report);
-        Ok(found)
-    }
-
-    /// Continues the tails that the last session found whole, and did not touch: it has all of them in its frames. A
-    /// session without a region of its own, in this boot's memory, may have learned anything of them.
-    fn continue_untouched(&self, replay: &mut Replay) -> Result<(), OpenError> {
+    /// Looks for the rings of all these tails, and for the session's own region.
+    pub(super) fn look(&self, replay: &Replay) -> Result<FoundRings, OpenError> {
         let own = self.find(None)?;
-        let requires_check = match own {
-            Some(ring) => ring.requires_check(),
-            None => !canary::active!("silent_session_is_trusted"),
-        };
-        if requires_check || canary::active!("untouched_tail_waits") {
-            return Ok(());
+        let mut of_tails = BTreeMap::new();
+        for id in replay.keys() {
+            if let Some(ring) = self.find(Some(*id))? {
+                of_tails.insert(*id, ring);
+            }
         }
-        for tail in replay.values_mut().filter(|tail| !tail.ring) {
-            tail.is_unbroken = tail.untouched;
-        }
-        Ok(())
-    }
-
-    /// The session's own region, which says nothing else than that it is whole.
-    pub(super) fn own_region(&self) -> Result<Option<Ring>, OpenError> {
-        self.find(None)
+        Ok(FoundRings { of_tails, own })
     }
 
     /// Says in memory that the log is poisoned, for the next process: the log of this session must
@@ -174,6 +85,115 @@ impl PreviousRings<'_> {
             Ok(region) => Ring::format(region, &self.id(None), self.boot).poison(),
             Err(error) => tracing::error!(error, "the poisoned log cannot be marked in memory"),
         }
+    }
+}
+
+impl FoundRings {
+    /// Refuses a journal that ends before what was durable once: rings are told of each frame before
+    /// anybody else is.
+    pub(super) fn check_frames(&self, replay: &Replay) -> Result<(), OpenError> {
+        for (id, tail) in replay.iter().filter(|(_, tail)| tail.ring) {
+            let ring = self.of_tails.get(id);
+            let durable = ring.map_or(Lsn::ZERO, |ring| ring.durable());
+            if durable > tail.newest && !canary::active!("believe_short_journal") {
+                return Err(OpenError::Corrupt(format!(
+                    "the log's journal has commits of volume {} up to LSN {}, but its index ring \
+                     says that those up to LSN {} were durable: a frame of the journal is damaged, \
+                     or this cache directory is a copy from before; {LOST_FRAME_REMEDY}",
+                    tail.name, tail.newest.0, durable.0
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether any ring says that the log was poisoned: the dead process may not have got as far
+    /// as to say so on disk.
+    pub(super) fn is_poisoned(&self) -> bool {
+        let mut all = self.of_tails.values().chain(&self.own);
+        all.any(Ring::is_poisoned)
+    }
+
+    /// The rings of a poisoned log are not replayed (R10), of no tail. What they held is lost, and reported.
+    pub(super) fn report_unreplayed(
+        &self,
+        replay: &mut Replay,
+        same_boot: bool,
+        report: &mut RecoveryReport,
+    ) -> BTreeSet<TailId> {
+        let expected = |tail: &TailReplay| tail.ring && same_boot;
+        for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
+            let ring = self.of_tails.get(id);
+            if ring.is_none_or(|ring| ring.read(tail.newest.next()).is_some()) {
+                tail.unreported_loss = true;
+            }
+        }
+        report_losses(replay, report);
+        BTreeSet::new()
+    }
+
+    /// Replays what the rings hold beyond the frames. Answers of which tails.
+    pub(super) fn replay(
+        &self,
+        replay: &mut Replay,
+        same_boot: bool,
+        report: &mut RecoveryReport,
+    ) -> BTreeSet<TailId> {
+        let mut found = BTreeSet::new();
+        // Also for rescue: the checkpoint that says so may be of a moment before the tail's last commits.
+        let expected = |tail: &TailReplay| {
+            tail.ring && !(tail.rescue && canary::active!("lost_tails_lose_their_rings"))
+        };
+        self.continue_untouched(replay);
+        for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
+            if let Some(ring) = self.of_tails.get(id) {
+                let framed = tail.newest;
+                let entries = replay_ring(tail, ring);
+                tail.framed = (entries > 0).then_some(framed);
+                report.ring_entries += entries;
+                tail.is_unbroken = !ring.requires_check();
+                found.insert(*id);
+            } else if same_boot {
+                // The host did not go down, and yet the ring is gone (its file was removed, or
+                // this start looks for it in another directory): say so.
+                tracing::error!(
+                    volume = tail.name,
+                    after_lsn = tail.newest.0,
+                    "the index ring is gone though the host was not restarted: writes after the \
+                     last flush may be lost"
+                );
+                tail.unreported_loss = true;
+            }
+        }
+        report_losses(replay, report);
+        found
+    }
+
+    /// Continues the tails that the last session found whole, and did not touch: it has all of them in its frames. A
+    /// session without a region of its own, in this boot's memory, may have learned anything of them.
+    fn continue_untouched(&self, replay: &mut Replay) {
+        let requires_check = match &self.own {
+            Some(ring) => ring.requires_check(),
+            None => !canary::active!("silent_session_is_trusted"),
+        };
+        if requires_check || canary::active!("untouched_tail_waits") {
+            return;
+        }
+        for tail in replay.values_mut().filter(|tail| !tail.ring) {
+            tail.is_unbroken = tail.untouched;
+        }
+    }
+
+    /// What a process may go on with whose own these rings become: all that frames name, as large as it wants them.
+    pub(super) fn continued(mut self, replay: &Replay, entries: u32) -> Option<ContinuedRings> {
+        self.of_tails.retain(|id, _| replay[id].ring);
+        let fits = |ring: &Ring| ring.entries() == u64::from(entries);
+        let is_whole = self.of_tails.values().all(fits);
+        let own = self.own.filter(|_| is_whole)?;
+        Some(ContinuedRings {
+            of_tails: self.of_tails,
+            own,
+        })
     }
 }
 
@@ -340,8 +360,9 @@ mod tests {
         };
         let mut replay = Replay::from([(TAIL, tail)]);
         let mut report = RecoveryReport::default();
-        let found = left.replay(&mut replay, true, &mut report).unwrap();
-        assert!(found.contains_key(&TAIL) && report.rings_lost.is_empty());
+        let rings = left.look(&replay).unwrap();
+        let found = rings.replay(&mut replay, true, &mut report);
+        assert!(found.contains(&TAIL) && report.rings_lost.is_empty());
         replay.remove(&TAIL).unwrap()
     }
 

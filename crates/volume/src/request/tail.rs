@@ -216,6 +216,11 @@ impl Tail {
         self.lock().require_check();
     }
 
+    /// Whether it has a ring.
+    pub(crate) fn has_ring(&self) -> bool {
+        self.lock().ring.is_some()
+    }
+
     /// Words of its ring, if it has one.
     pub(crate) fn ring_words(&self) -> Option<usize> {
         self.lock().ring.as_ref().map(Ring::words)
@@ -317,7 +322,8 @@ impl Tail {
             entry
         });
         frame.entries(self.id, cut, entries);
-        if reached == cut {
+        // More than the cut where the store had more than the log when the volume was opened.
+        if reached >= cut {
             return Ok(());
         }
         Err(DiskError::new(format!(

@@ -159,11 +159,10 @@ fn a_mark_from_before_another_host_wrote_to_the_log_is_not_believed() {
     assert_eq!(world.report.rings_lost.len(), 0);
 }
 
-/// The host that was handed over, and what the one that continues it finds if its first checkpoint fails.
-fn continued_without_a_checkpoint(mut env: Environment) -> World {
+/// The host that continues another, and cannot make its first frame durable.
+fn continued_without_a_frame(mut env: Environment) -> World {
     env.requests.clear();
-    // That of what it is about to name is good.
-    (env.good_syncs, env.failing_syncs) = (1, 1);
+    env.failing_syncs = 1;
     World::start(env)
 }
 
@@ -187,7 +186,7 @@ fn a_host_that_continues_another_goes_on_with_its_rings() {
 #[test]
 fn nothing_of_a_host_that_continues_is_in_the_store_before_the_log_has_its_session() {
     let (world, _) = in_service();
-    let mut next = continued_without_a_checkpoint(world.hand_over());
+    let mut next = continued_without_a_frame(world.hand_over());
     let refused = next.try_open("demo", false).map(drop);
     assert!(matches!(refused, Err(OpenError::Poisoned)), "{refused:?}");
     assert!(next.env.requests.is_empty(), "{:?}", next.env.requests);
@@ -213,7 +212,7 @@ fn what_frames_name_is_there_until_a_frame_has_what_superseded_it() {
     for block in BLOCKS {
         world.write(&volume, block * 8, 2, 4096);
     }
-    let mut env = continued_without_a_checkpoint(world.hand_over()).kill();
+    let mut env = continued_without_a_frame(world.hand_over()).kill();
     env.rings.lose_all();
     env.boot += 1;
     env.outage = false;

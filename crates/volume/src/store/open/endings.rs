@@ -70,9 +70,9 @@ pub(in crate::store) fn ask_store_first(engine: &Engine, name: &str) {
     }
     let waits = |tail: &Arc<Tail>| {
         let is_dormant = tail.lock().status == Status::Dormant;
-        is_dormant && !tail.is_rescue() && tail.name() == name
+        is_dormant && !tail.is_rescue()
     };
-    let waiting: Vec<_> = engine.tails().into_iter().filter(waits).collect();
+    let waiting: Vec<_> = engine.tails_named(name).into_iter().filter(waits).collect();
     for tail in &waiting {
         tail.set_unbroken(false);
         tail.require_check();

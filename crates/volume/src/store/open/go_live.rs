@@ -37,6 +37,18 @@ pub(in crate::store) fn open_ring(
     ring.map(Some).map_err(OpenError::Disk)
 }
 
+/// A new ring for a tail that is to serve; none if it has one. That one a frame names, and it may have commits that no
+/// frame has: whatever goes on meanwhile has to find it.
+pub(in crate::store) fn missing_ring(
+    engine: &Engine,
+    tail: &Tail,
+) -> Result<Option<Ring>, OpenError> {
+    if tail.has_ring() {
+        return Ok(None);
+    }
+    open_ring(engine, tail.id(), engine.options.ring_entries)
+}
+
 /// Makes the rings of tails that are about to serve, so that the first checkpoint names them and no round has to.
 pub(crate) fn make_rings_early(engine: &Engine) {
     for tail in engine.tails() {
@@ -137,17 +149,10 @@ fn lay_over(
     let (serves, ring) = match status {
         // Its ring has commits that no frame has, so it stays.
         Status::Unchecked => (true, None),
-        // One that this start continued, or made early, is named by a frame and may have commits that none has.
-        Status::Dormant => match tail.lock().ring.take() {
-            Some(ring) => {
-                ring.on_checked();
-                (false, Some(ring))
-            }
-            None => {
-                let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
-                (false, ring)
-            }
-        },
+        Status::Dormant => {
+            let ring = missing_ring(engine, tail)?;
+            (false, ring)
+        }
         status => return Err(endings::end_reason(tail, status)),
     };
     let mut inner = tail.lock();
@@ -168,16 +173,18 @@ fn lay_over(
         inner.ages.on_stored(root.lsn);
     } else {
         begin_serving(engine, &mut inner, root.lsn, ring);
+        inner.ring.iter().for_each(Ring::on_checked);
     }
     Ok(stale)
 }
 
-/// Lets the tail take requests. All of its commits are in frames or in the ring, and the store has those up to `stored`.
+/// Lets the tail take requests, with a `new` ring if it had none. All of its commits are in frames or in the ring, and the
+/// store has those up to `stored`.
 pub(in crate::store) fn begin_serving(
     engine: &Engine,
     inner: &mut Inner,
     stored: Lsn,
-    ring: Option<Ring>,
+    new: Option<Ring>,
 ) {
     inner.ages = CommitAges::default();
     if inner.newest > stored {
@@ -185,7 +192,9 @@ pub(in crate::store) fn begin_serving(
             .ages
             .on_acknowledged(stored.next(), engine.jobs.mono_ns());
     }
-    inner.ring = ring;
+    if new.is_some() {
+        inner.ring = new;
+    }
     inner.slice_bytes = engine.options.slice_bytes();
 }
 

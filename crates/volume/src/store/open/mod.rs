@@ -255,9 +255,9 @@ pub(crate) async fn take_epoch(
 /// Reads the root. A volume of which a tail waits here had one, and a deleted volume leaves a tombstone: a root that is
 /// gone was removed by somebody.
 async fn read_root_of_tails(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
-    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.name() == name;
+    let waits = |tail: &Arc<Tail>| !tail.is_rescue();
     match read_any_root(engine, name).await {
-        Err(missing @ OpenError::NoSuchVolume(_)) if engine.tails().iter().any(waits) => {
+        Err(missing @ OpenError::NoSuchVolume(_)) if engine.tails_named(name).iter().any(waits) => {
             Err(match has_low_mark(engine).await? {
                 true => OpenError::RootMissing(name.to_owned()),
                 // It may be another store, which lacks everything of this host.

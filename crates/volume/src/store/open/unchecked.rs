@@ -18,7 +18,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::catalog::name_locks::NameLock;
 use crate::store::catalog::volume_spec::check_name;
 use crate::store::open::endings;
-use crate::store::open::go_live::{begin_serving, geometry_of, go_live, note_tail, open_ring};
+use crate::store::open::go_live::{begin_serving, geometry_of, go_live, missing_ring, note_tail};
 use crate::store::open::holds::set_back_to_namesake;
 use crate::store::open::load_index::load_index;
 use crate::store::open::{OpenMode, take_epoch};
@@ -44,12 +44,8 @@ pub(crate) async fn open_unchecked(
         return Err(OpenError::Poisoned);
     }
     // One that is there is named by a frame.
-    let named = tail.lock().ring.take();
-    let is_named = named.is_some();
-    let ring = match named {
-        Some(ring) => Some(ring),
-        None => open_ring(engine, tail.id(), engine.options.ring_entries)?,
-    };
+    let is_named = tail.has_ring();
+    let ring = missing_ring(engine, &tail)?;
     {
         let mut inner = tail.lock();
         inner.index = Index::unknown();
@@ -83,14 +79,13 @@ fn find_unbroken(engine: &Engine, name: &str) -> Result<Arc<Tail>, OpenError> {
     let goes_on = |tail: &Arc<Tail>| {
         let is_unbroken = tail.is_unbroken() || canary::active!("broken_tail_is_served_unchecked");
         let may_be_given_back = ended.iter().any(|(volume, _)| *volume == tail.id().volume);
-        tail.name() == name
-            && is_unbroken
+        is_unbroken
             && !tail.is_rescue()
             && !may_be_given_back
             && tail.size().block > 0
             && tail.lock().status == Status::Dormant
     };
-    let mut tails = engine.tails().into_iter().filter(goes_on);
+    let mut tails = engine.tails_named(name).into_iter().filter(goes_on);
     match (tails.next(), tails.next()) {
         (Some(tail), None) => Ok(tail),
         _ => Err(OpenError::Store(format!(
