@@ -38,6 +38,16 @@ impl MemoryPlan {
         MemoryPlan::of(total.unwrap_or(u64::MAX).min(limit.unwrap_or(u64::MAX)))
     }
 
+    /// Whether this program and another one like it have room side by side for a moment.
+    pub(crate) fn has_room_for_two() -> bool {
+        let limit = group_limit_bytes(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"));
+        let meminfo = Path::new("/proc/meminfo");
+        let free = meminfo_bytes(meminfo, "MemAvailable:").unwrap_or(0);
+        // What the group has beside this process is not known, so half of its limit is not counted on.
+        let room = free.min(limit.unwrap_or(u64::MAX) / 2);
+        resident_bytes(Path::new("/proc/self/status")).is_some_and(|bytes| bytes <= room)
+    }
+
     fn of(total: u64) -> MemoryPlan {
         let uploads = (total / 32).clamp(8 * MIB, 256 * MIB);
         let part = (total / 16).clamp(8 * MIB, 128 * MIB);
@@ -54,10 +64,17 @@ impl MemoryPlan {
 }
 
 fn total_bytes(meminfo: &Path) -> Option<u64> {
-    let text = fs::read_to_string(meminfo).ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    meminfo_bytes(meminfo, "MemTotal:")
+}
+
+fn resident_bytes(status: &Path) -> Option<u64> {
+    meminfo_bytes(status, "VmRSS:")
+}
+
+/// A line of these files, in kibibytes there.
+fn meminfo_bytes(file: &Path, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
 }

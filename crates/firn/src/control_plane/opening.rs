@@ -43,28 +43,39 @@ pub(crate) struct WantedVolume {
     pub(crate) served_before: bool,
 }
 
+/// What a start has not opened.
+#[derive(Debug, Default)]
+pub(crate) struct NotOpened {
+    /// Could not be opened: it is to be retried.
+    pub(crate) waiting: Vec<WantedVolume>,
+    /// Was put off, because nobody waits for it: [`ControlPlane::open_put_off`].
+    put_off: Vec<WantedVolume>,
+}
+
 impl ControlPlane {
     /// Opens the volumes that the command line names (creating missing ones), those that were
     /// attached before, and those that a dead server left in the log, and restores their disks.
-    /// Returns those that could not be opened; opening them is to be retried. Those that are left out are
-    /// not opened, and nothing of them changes.
+    /// Returns those that could not be opened. Those that are left out are
+    /// not opened, and nothing of them changes. A program that takes another's place says which volumes are
+    /// `in_use`: it opens these, and those with disks, and puts the others off.
     pub(crate) async fn open_initial_volumes(
         &self,
         volumes: &[NewVolume],
         report: &RecoveryReport,
-        takes_over: bool,
-    ) -> Result<Vec<WantedVolume>> {
+        in_use: Option<&BTreeSet<String>>,
+    ) -> Result<NotOpened> {
         start_record::planned_step("").await;
         let wanted = self.set_aside_left_out(self.wanted_volumes(volumes, report));
         // While the store is away only what goes on here can be served, and finding the rest out takes long.
         let mut away = self.store.as_ref().and_then(|store| store.failure());
-        if takes_over && away.is_none() {
+        if in_use.is_some() && away.is_none() {
             // Its clients wait, and what the log continues needs no store to be served. The others are opened
             // when these are.
             away = Some(not_wanted_error());
         }
         let is_suspect = |wanted: &WantedVolume| self.starts.is_suspect(&wanted.name);
         let (suspects, others) = wanted.into_iter().partition(is_suspect);
+        let (put_off, others) = self.put_off(others, in_use);
         let mut waiting = self.open_suspects(suspects, away.as_ref()).await?;
         let restored: BTreeSet<String> = self.volumes.names();
         waiting.extend(self.open_concurrently(others, away.as_ref()).await?);
@@ -72,13 +83,49 @@ impl ControlPlane {
         tracing::info!(
             volumes = open.len(),
             waiting = waiting.len(),
+            put_off = put_off.len(),
             "volumes are open"
         );
-        self.record_served();
+        if in_use.is_none() {
+            self.record_served();
+        }
         let not_restored = open
             .iter()
             .filter(|open| !restored.contains(&open.info.name));
         self.restore_disks(not_restored.collect()).await;
+        Ok(NotOpened { waiting, put_off })
+    }
+
+    /// Those that nobody waits for, who are put off, and the others.
+    fn put_off(
+        &self,
+        wanted: Vec<WantedVolume>,
+        in_use: Option<&BTreeSet<String>>,
+    ) -> (Vec<WantedVolume>, Vec<WantedVolume>) {
+        let is_put_off = |wanted: &WantedVolume| {
+            let name = &wanted.name;
+            in_use.is_some_and(|used| !used.contains(name))
+                && self.disks.attached.disk(name).is_none()
+        };
+        let (put_off, others): (Vec<_>, Vec<_>) = wanted.into_iter().partition(is_put_off);
+        for wanted in &put_off {
+            self.waiting.set(&wanted.name, not_wanted_error());
+        }
+        (put_off, others)
+    }
+
+    /// Opens what a start has put off. Returns the volumes whose opening is to be retried.
+    pub(crate) async fn open_put_off(&self, not_opened: NotOpened) -> Result<Vec<WantedVolume>> {
+        let NotOpened {
+            mut waiting,
+            put_off,
+        } = not_opened;
+        if put_off.is_empty() {
+            return Ok(waiting);
+        }
+        let away = not_wanted_error();
+        waiting.extend(self.open_concurrently(put_off, Some(&away)).await?);
+        self.record_served();
         Ok(waiting)
     }
 

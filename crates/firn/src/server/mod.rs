@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use store::SharedStore;
 use tokio::runtime::Runtime;
-use volume::Continuation;
+use volume::{Answer, Continuation, OpenError};
 
 use self::api_listeners::ApiListeners;
 use self::handover::{Outgoing, Passage, RetainedFiles};
@@ -40,6 +40,7 @@ use crate::local_files::CacheDir;
 use crate::log_lines;
 use crate::spans::{self, Operation};
 use crate::store_access::{StoreAccess, StoreSettings};
+use nbd::server::HandedListener;
 
 pub(crate) use handover::{Incoming, print_check, roll_back};
 pub(crate) use rescue_log::{LogRescue, LogRescueReport};
@@ -198,7 +199,11 @@ fn start_runtime(settings: &Settings, takes_over: bool) -> Result<Runtime> {
 
 /// What a program that took another's place does only when its clients are served again: they would have waited for
 /// it, and the program before had it.
-fn start_later(control: &ControlPlane, lacks_memory: bool) {
+fn start_later(
+    control: &ControlPlane,
+    lacks_memory: bool,
+    wait_for_keeper: impl FnOnce() + Send + 'static,
+) {
     if let Some(store) = control.store.clone() {
         tokio::spawn(async move {
             if let Err(failure) = store.start().await {
@@ -208,6 +213,7 @@ fn start_later(control: &ControlPlane, lacks_memory: bool) {
     }
     let runtime = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
+        wait_for_keeper();
         blocking_threads::start(&runtime, BLOCKING_THREADS);
         if lacks_memory {
             process::fill_memory();
@@ -241,21 +247,37 @@ async fn run(
 ) -> Result<Ending> {
     let (engine, control, api, manager) = server;
     let mut stop = process::StopSignal::new()?;
-    let initial = control.open_initial_volumes(&settings.volumes, &engine.report, takes_over);
-    let waiting = tokio::select! {
-        waiting = initial => waiting?,
+    let in_use = incoming.volumes_in_use();
+    let (volumes, report) = (&settings.volumes, &engine.report);
+    let initial = control.open_initial_volumes(volumes, report, in_use.as_ref());
+    let not_opened = tokio::select! {
+        not_opened = initial => not_opened?,
         () = stop.recv() => stop_at_once(control),
     };
-    control.starts.end_start();
     handover::step("opened")?;
     let lacks_memory = incoming.lacks_memory;
+    let wait_for_keeper = incoming.take_keeper();
     control.keep_settings(&incoming.settings).await;
     let passed = std::mem::take(&mut incoming.settings);
-    take_over(settings, control, api, incoming)?;
+    let alive = incoming.take_keep_alive();
+    let listeners = take_over(settings, control, api, incoming)?;
     if takes_over {
+        handover::step("clients-served")?;
         control.begin_configured_cache_size(&passed);
-        start_later(control, lacks_memory);
+        start_later(control, lacks_memory, wait_for_keeper);
+        tokio::spawn(end_without_session(control.host.session_recorded()));
     }
+    let waiting = tokio::select! {
+        waiting = control.open_put_off(not_opened) => waiting?,
+        // Clients are connected: it is an end in good order.
+        () = stop.recv() => {
+            stop.put_back();
+            Vec::new()
+        }
+    };
+    control.starts.end_start();
+    adopt_listeners(settings, control, listeners);
+    drop(alive);
     let reopen = ReopenTask::start(control, waiting, takes_over);
     let health = tokio::spawn({
         let control = Arc::clone(control);
@@ -348,32 +370,25 @@ async fn serve_clients(
     }
 }
 
-/// Listens where nobody does yet, and goes on with what the program before left. Its clients wait until here,
-/// and from here on there is no way back to it.
+/// Listeners of the program before, with their addresses as the settings had them.
+type PassedListeners = Vec<(String, HandedListener)>;
+
+/// Listens where nobody does yet, and goes on with the clients of the program before, who wait until here.
+/// From here on there is no way back to it. Returns its listeners, to which whoever connects anew waits for longer.
 fn take_over(
     settings: &Settings,
     control: &Arc<ControlPlane>,
     api: &ApiListeners,
     mut incoming: Incoming,
-) -> Result<()> {
-    let mut wanted: Vec<String> = settings.nbd.iter().map(flag_value).collect();
-    for (address, wanted) in settings.nbd.iter().zip(&wanted) {
-        if !incoming.listens_at(wanted) {
+) -> Result<PassedListeners> {
+    let wanted = settings.nbd.iter().map(flag_value);
+    for (address, wanted) in settings.nbd.iter().zip(wanted) {
+        if !incoming.listens_at(&wanted) {
             control.listen(std::slice::from_ref(address))?;
         }
     }
     let clients = incoming.commit();
     api.commit();
-    for (at, listener) in clients.listeners {
-        match wanted.iter().position(|one| *one == at) {
-            Some(found) => {
-                wanted.swap_remove(found);
-                control.nbd.adopt_listener(at, listener);
-            }
-            // The settings have changed.
-            None => NbdFrontend::close_listener(listener),
-        }
-    }
     control.adopt_connections(clients.connections);
     handover::step("adopted")?;
     if incoming.number > 0 {
@@ -389,7 +404,34 @@ fn take_over(
             .on_taken_over(incoming.number, &incoming.program, returned);
         handover::end_pause();
     }
-    Ok(())
+    Ok(clients.listeners)
+}
+
+/// Ends this program if the log cannot take its session: it could store nothing. The next start serves what a poisoned log has.
+async fn end_without_session(recorded: Answer<std::result::Result<(), OpenError>>) {
+    if let Err(error) = recorded.await {
+        log_lines::stop();
+        eprintln!(
+            "firn: the log refuses to take over what the program before left: {error}; no acknowledged write is lost: start the \
+             server again"
+        );
+        std::process::exit(1);
+    }
+}
+
+/// Accepts new clients where the program before listened: all volumes are open, or their opening is retried.
+fn adopt_listeners(settings: &Settings, control: &ControlPlane, listeners: PassedListeners) {
+    let mut wanted: Vec<String> = settings.nbd.iter().map(flag_value).collect();
+    for (at, listener) in listeners {
+        match wanted.iter().position(|one| *one == at) {
+            Some(found) => {
+                wanted.swap_remove(found);
+                control.nbd.adopt_listener(at, listener);
+            }
+            // The settings have changed.
+            None => NbdFrontend::close_listener(listener),
+        }
+    }
 }
 
 async fn stop_api(
@@ -460,7 +502,8 @@ async fn prepare_upgrade(
     }
     // What is durable now need not be made so while clients wait. A log that refuses it is not worse off in the next
     // program.
-    let _ = tokio::time::timeout(COMMIT_TIMEOUT, control.host.commit()).await;
+    let committed = control.host.commit_for_successor();
+    let _ = tokio::time::timeout(COMMIT_TIMEOUT, committed).await;
     handover::begin_pause();
     let nbd = control.give_clients_away(timeout).await?;
     tracing::info!(

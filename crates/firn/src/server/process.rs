@@ -125,6 +125,7 @@ pub(super) fn stop_with_stdin() {
 pub(super) struct StopSignal {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
+    is_put_back: bool,
 }
 
 impl StopSignal {
@@ -135,6 +136,7 @@ impl StopSignal {
         Ok(StopSignal {
             terminate: signal(SignalKind::terminate()).map_err(failed)?,
             interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
+            is_put_back: false,
         })
     }
 
@@ -143,8 +145,16 @@ impl StopSignal {
         self.recv().now_or_never().is_some()
     }
 
+    /// The one that came counts again: somebody else has to heed it.
+    pub(super) fn put_back(&mut self) {
+        self.is_put_back = true;
+    }
+
     /// Waits for the next signal.
     pub(super) async fn recv(&mut self) {
+        if std::mem::take(&mut self.is_put_back) {
+            return;
+        }
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -353,6 +353,54 @@ fn clients_that_wait_for_their_volume_stay_connected_through_a_second_upgrade() 
 }
 
 /// Takes so many replies, each to a request of its own.
+#[test]
+fn clients_are_served_before_volumes_that_nobody_uses_are_opened() {
+    let world = World::new();
+    let unused = ["--volume", "unused=8MiB"];
+    let server = serve(&world, &unused, Some("clients-served=pause"));
+    let mut client = server.connect("demo");
+    client.write(0, &[1; BLOCK]).unwrap();
+    let _upgrade = Background::upgrade(&world, &server);
+    let log = world.path("cache.stderr");
+    let text = || std::fs::read_to_string(&log).unwrap();
+    eventually("demo is served alone", || {
+        text().contains("stopped at step clients-served")
+    });
+    assert_eq!(client.read(0, BLOCK).unwrap(), [1; BLOCK]);
+    client.write(0, &[2; BLOCK]).unwrap();
+    assert!(text().contains("put_off=1"), "{}", text());
+    // Whoever connects now waits.
+    let mut other = UnixStream::connect(&server.socket).unwrap();
+    other
+        .set_read_timeout(Some(Duration::from_millis(100)))
+        .unwrap();
+    let greeted = other.read(&mut [0; 18]).map_err(|error| error.kind());
+    assert_eq!(greeted, Err(std::io::ErrorKind::WouldBlock));
+    server.kill();
+    let server = serve(&world, &unused, None);
+    assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), [2; BLOCK]);
+    assert_eq!(server.connect("unused").read(0, BLOCK).unwrap(), [0; BLOCK]);
+}
+
+/// Children of a process, ended or not.
+fn children(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap()
+}
+
+/// The old program's memory is given back by a process of its own.
+#[test]
+fn an_upgrade_that_succeeds_or_fails_leaves_no_process_behind() {
+    for plan in [None, Some("given=fail"), Some("opened=fail")] {
+        let world = World::new();
+        let server = serve(&world, &[], plan);
+        for _ in 0..2 {
+            let upgraded = world.run(&server, &["upgrade"]);
+            assert_eq!(upgraded.status.success(), plan.is_none());
+            eventually("it has no child", || children(server.pid()).is_empty());
+        }
+    }
+}
+
 fn take_replies(mut stream: &UnixStream, count: usize) {
     let mut seen = vec![false; count];
     for taken in 0..count {

@@ -6,7 +6,7 @@
 //! Connections and NBD's listeners stay with the way back until then, so that a program with thousands of clients
 //! needs no more descriptors than the one before it had.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -72,6 +72,8 @@ pub(crate) struct Incoming {
     pub(in crate::server) lacks_memory: bool,
     /// Where the log's journal ended.
     pub(in crate::server) journal: Option<JournalMark>,
+    /// A child that has the old program's memory, and is to be waited for.
+    keeper: Option<i32>,
     alive: Option<KeepAlive>,
 }
 
@@ -155,6 +157,7 @@ impl Incoming {
             timeout: Duration::from_millis(record.timeout_ms),
             lacks_memory: false,
             journal: last_words().and_then(|words| words.journal),
+            keeper: last_words().and_then(|words| words.keeper),
             alive: None,
         })
     }
@@ -162,6 +165,17 @@ impl Incoming {
     /// Whether this program takes the place of another one, whose clients wait.
     pub(in crate::server) fn takes_over(&self) -> bool {
         self.number > 0
+    }
+
+    /// Waits for the memory of the program before. Takes some time.
+    pub(in crate::server) fn take_keeper(&mut self) -> impl FnOnce() + Send + 'static {
+        let keeper = self.keeper.take();
+        move || keeper.into_iter().for_each(reactor::wait_for_keeper)
+    }
+
+    /// Feeds the service manager's watchdog for as long as it is kept.
+    pub(in crate::server) fn take_keep_alive(&mut self) -> Option<KeepAlive> {
+        self.alive.take()
     }
 
     /// Feeds the service manager's watchdog until this program serves.
@@ -174,6 +188,14 @@ impl Incoming {
                 .map_or(Duration::ZERO, |_| RETURN_TIMEOUT);
             self.alive = manager.keep_alive(self.timeout + more);
         }
+    }
+
+    /// The volumes whose clients wait for this program; none if it takes nobody's place.
+    pub(in crate::server) fn volumes_in_use(&self) -> Option<BTreeSet<String>> {
+        let states = self.connections.iter();
+        let states = states.filter_map(|one| ConnectionState::decode(&one.state).ok());
+        let names = || states.map(|state| state.export).collect();
+        self.takes_over().then(names)
     }
 
     /// Whether a listener of NBD came along for this address of the settings.
@@ -267,6 +289,8 @@ pub(crate) fn roll_back(why: &str) {
         .take();
     let Some(way_back) = way_back else { return };
     eprintln!("firn: the new program does not come up ({why}); the old one goes on");
+    let keeper = last_words().and_then(|words| words.keeper);
+    keeper.into_iter().for_each(reactor::wait_for_keeper);
     let RollbackTarget {
         mut record,
         memory,

@@ -173,6 +173,8 @@ struct Protocol {
 struct LastWords {
     stopped_ns: u64,
     journal: Option<JournalMark>,
+    /// The process that has the old program's memory, a child.
+    keeper: Option<i32>,
 }
 
 impl LastWords {
@@ -187,13 +189,15 @@ impl LastWords {
             } = mark;
             format!(" {half} {lap} {frames} {bytes} {}", u64::from(is_settled))
         });
-        format!("{}{}", self.stopped_ns, mark.unwrap_or_default())
+        let keeper = self.keeper.unwrap_or(0);
+        format!("{} {keeper}{}", self.stopped_ns, mark.unwrap_or_default())
     }
 
     fn from_text(text: &str) -> Option<LastWords> {
         let numbers = text.split(' ').map(str::parse);
         let numbers = numbers.collect::<std::result::Result<Vec<u64>, _>>().ok()?;
-        let journal = match numbers[1..] {
+        let (&[stopped_ns, keeper], journal) = numbers.split_first_chunk()?;
+        let journal = match *journal {
             [half, lap, frames, bytes, settled] => Some(JournalMark {
                 half: usize::try_from(half).ok()?,
                 lap,
@@ -204,8 +208,9 @@ impl LastWords {
             _ => None,
         };
         Some(LastWords {
-            stopped_ns: numbers[0],
+            stopped_ns,
             journal,
+            keeper: i32::try_from(keeper).ok().filter(|keeper| *keeper > 0),
         })
     }
 }
@@ -309,15 +314,17 @@ mod tests {
             bytes: 8192,
             is_settled: true,
         };
-        for journal in [Some(mark), None] {
+        for (journal, keeper) in [(Some(mark), None), (None, Some(9))] {
             let said = LastWords {
                 stopped_ns: 7,
                 journal,
+                keeper,
             };
             let heard = LastWords::from_text(&said.to_text()).unwrap();
-            assert_eq!((heard.stopped_ns, heard.journal), (7, journal));
+            let words = (heard.stopped_ns, heard.journal, heard.keeper);
+            assert_eq!(words, (7, journal, keeper));
         }
-        for text in ["", "x", "1 x"] {
+        for text in ["", "x", "1", "1 x"] {
             assert!(LastWords::from_text(text).is_none(), "{text}");
         }
         let cut = LastWords::from_text("1 2 3").unwrap();

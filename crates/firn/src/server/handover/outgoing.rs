@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nbd::server::Handover;
+use reactor::MemoryKeeper;
 use volume::JournalMark;
 
 use super::check::CheckedProgram;
@@ -16,6 +17,7 @@ use super::{ConnectionRecord, LastWords, PROTOCOL, Record, SocketRecord, execute
 use crate::config::{ApiListen, Settings};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd::{NbdFrontend, flag_value};
+use crate::memory_plan::MemoryPlan;
 use crate::model::PassedSettings;
 
 /// Descriptors that must be free for the next program, which needs some for a moment while it starts.
@@ -48,6 +50,8 @@ pub(in crate::server) struct Passage {
     previous: File,
     memory: File,
     spare: Vec<OwnedFd>,
+    /// So that clients need not wait until this program's memory is taken apart.
+    keeper: Option<MemoryKeeper>,
 }
 
 impl Passage {
@@ -57,6 +61,12 @@ impl Passage {
         timeout_ms: u64,
         program: CheckedProgram,
     ) -> Result<Passage> {
+        let keeper = MemoryPlan::has_room_for_two().then(MemoryKeeper::start);
+        let keeper = keeper.and_then(|started| {
+            started
+                .inspect_err(|error| tracing::debug!(%error, "the memory goes with the program"))
+                .ok()
+        });
         let prepared = || -> io::Result<Passage> {
             let previous = File::open("/proc/self/exe")?;
             let memory = reactor::memfd(c"firn-handover", 0)?;
@@ -68,6 +78,7 @@ impl Passage {
                 spare: spare.collect::<io::Result<_>>()?,
                 previous,
                 memory: memory.into(),
+                keeper,
             })
         };
         prepared().map_err(|source| refused(&source))
@@ -161,6 +172,7 @@ impl Outgoing {
             program,
             previous,
             memory,
+            keeper,
             ..
         } = &self.passage;
         let passed = || {
@@ -176,6 +188,7 @@ impl Outgoing {
         let last_words = LastWords {
             stopped_ns: timeline::now_ns(),
             journal,
+            keeper: keeper.as_ref().map(MemoryKeeper::process),
         };
         let failed = execute(&program.file, memory, passed(), Some(last_words));
         self.record.returned = Some(format!(
