@@ -57,6 +57,7 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "store_hears_of_a_session_too_early",
+    "lost_answer_ends_no_pass",
     "continued_log_reuses_at_once",
     "group_is_cut_one_by_one",
     "snapshot_is_acknowledged_before_its_frame",

@@ -8,9 +8,10 @@ use volume::object::page::PAGE_SECTORS;
 use volume::object::root::Root;
 use volume::object::root_key;
 
+use crate::support::checks::list;
 use crate::support::hosts::{close, elsewhere};
-use crate::support::points::{done, gc, packs, write_over};
-use crate::support::{Environment, World, options, with_volume};
+use crate::support::points::{done, fork, gc, packs, write_over};
+use crate::support::{Environment, Fault, World, options, with_volume};
 
 const MIB: u64 = 1 << 20;
 
@@ -323,6 +324,32 @@ fn a_pass_that_slept_while_another_one_ended_removes_nothing() {
     assert!(gc(&mut world).removed.objects > 0, "one that is awake does");
 }
 
+/// Pins go when the pass has ended, which a store that loses answers must not put off for ever.
+#[test]
+fn a_pass_whose_last_answer_is_lost_has_ended_all_the_same() {
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 1);
+    gc(&mut world);
+    drop(fork(&mut world, "demo", "child").expect("forked"));
+    let env = world.kill();
+    let mut ended = 0;
+    for nth in 0..200 {
+        let mut world = World::start(env.copy());
+        let before = world.env.objects.get(CANDIDATES_KEY).cloned();
+        world.env.fault_after = Some((nth, Fault::LostAnswer));
+        let answer = world.host.collect_garbage(false);
+        let _ = world.wait(|_| answer.try_take());
+        if world.env.fault_after.is_some() {
+            break;
+        }
+        if world.env.objects.get(CANDIDATES_KEY).cloned() != before {
+            ended += 1;
+            assert_eq!(list(&world.env.objects, "pins/"), [], "{nth}");
+        }
+    }
+    assert!(ended > 0);
+}
+
 #[test]
 fn damaged_candidates_prove_nothing_and_end_no_pass() {
     let (mut world, volume) = with_volume();
@@ -426,6 +453,7 @@ fn each_planted_bug_is_seen() {
         ("recovered_candidates_go", a_candidate_that_is_reached_again_stays_and_is_counted),
         ("asked_passes_fold_nothing", a_pass_that_somebody_asks_for_has_open_volumes_folded_first),
         ("slept_collector_removes", a_pass_that_slept_while_another_one_ended_removes_nothing),
+        ("lost_answer_ends_no_pass", a_pass_whose_last_answer_is_lost_has_ended_all_the_same),
         ("damaged_candidates_end_passes", damaged_candidates_prove_nothing_and_end_no_pass),
         ("each_window_reads_the_candidates", a_pass_that_removes_much_does_not_read_its_candidates_again_and_again),
         ("a_pass_never_gives_up", a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_in),
