@@ -36,6 +36,8 @@ faults! {
     HostLoss => "host loss",
     /// A crash hit while an earlier one was being recovered.
     CrashInRecovery => "crash in recovery",
+    /// A start went on with the rings and the journal of the process before.
+    LogGoesOn => "log goes on as it was left",
     /// After a power cut, the ring directory still held an old ring.
     RingStale => "stale ring after reboot",
     /// Same boot, but the rings are gone.

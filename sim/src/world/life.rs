@@ -2,6 +2,7 @@
 
 use super::{AttachmentPhase, Phase, ProcessEvent, World};
 use crate::disk::{DiskFaults, Io, Origin};
+use crate::faults::Fault;
 use crate::node::{Failure, Node, NodeEvent, RecoveryReport, Setup};
 use crate::oracle::history::Loss;
 use crate::rng::Rng;
@@ -125,6 +126,9 @@ impl World {
     }
 
     fn on_booted(&mut self, machine: usize, report: RecoveryReport) {
+        if report.goes_on {
+            self.count(Fault::LogGoesOn);
+        }
         let there = &mut self.machines[machine];
         there.rings_reported.extend(report.rings_lost);
         there.failed_boots = 0;

@@ -27,6 +27,7 @@ pub(super) fn log_recovery(report: &RecoveryReport) {
         tracing::info!(
             frames = report.frames,
             ring_entries = report.ring_entries,
+            goes_on = report.goes_on,
             volumes = report.tails.len(),
             "the log was recovered"
         );

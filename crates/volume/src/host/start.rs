@@ -80,6 +80,7 @@ pub(super) async fn start_engine(
     report.poisoned = poisoned;
     report.tails = add_tails(&engine, found.tails);
     let is_continued = continued.is_some();
+    report.goes_on = is_continued;
     let committer = match continued {
         Some(left) => go_on(&engine, left)?,
         None if poisoned => Committer::new(before.journal, true),

@@ -14,6 +14,8 @@ pub struct RecoveryReport {
     pub frames: u64,
     /// Ring entries replayed.
     pub ring_entries: u64,
+    /// It goes on with the rings and the journal of the process before, as that one left them.
+    pub goes_on: bool,
     /// Volumes whose ring was gone although the host was not restarted: writes after their last
     /// flush may be lost.
     pub rings_lost: Vec<String>,

@@ -140,6 +140,7 @@ fn a_mark_that_the_log_does_not_confirm_is_not_believed() {
             }),
             ..world.env.copy()
         });
+        assert!(!next.report.goes_on);
         let volume = serve(&mut next, "demo");
         assert_holds(&mut next, &volume, 0..33);
     }
@@ -172,6 +173,7 @@ fn a_host_that_continues_another_goes_on_with_its_rings() {
     let before = world.env.rings.names();
     let mut world = World::start(world.hand_over());
     assert_eq!(world.env.rings.names(), before);
+    assert!(world.report.goes_on);
     let volume = serve(&mut world, "demo");
     written(&mut world, &volume, 33..40);
     // One that nobody names as its successor makes its own.
