@@ -135,8 +135,8 @@ impl ControlPlane {
         self.starts.retain_left_out(|name| names.contains(name));
         let is_opened = |wanted: &WantedVolume| {
             let name = &wanted.name;
-            let attach = self.disks.attach_command(name);
-            let Some(failure) = self.starts.left_out(name, &attach) else {
+            let attach = || self.disks.attach_command(name);
+            let Some(failure) = self.starts.left_out(name, attach) else {
                 return true;
             };
             tracing::error!(volume = %name, %failure, "the volume is not opened");
@@ -176,14 +176,25 @@ impl ControlPlane {
         away: Option<&Failure>,
     ) -> Result<Vec<WantedVolume>> {
         let names: Vec<&str> = wanted.iter().map(|one| one.name.as_str()).collect();
-        let under_way = self.starts.open_volumes(&names);
-        let opened = wanted.iter().zip(under_way);
-        let opened = opened.map(|(wanted, under_way)| async move {
-            let opened = self.open_initially(wanted, away).await;
-            drop(under_way);
-            opened
-        });
-        let opened = join_all(opened).await;
+        let opened = match away {
+            // It takes microseconds for each, which to write down the end of each would multiply.
+            Some(_) => {
+                let _under_way = self.starts.open_together(&names);
+                let opened = wanted
+                    .iter()
+                    .map(|wanted| self.open_initially(wanted, away));
+                join_all(opened).await
+            }
+            None => {
+                let opened = wanted.iter().zip(self.starts.open_volumes(&names));
+                let opened = opened.map(|(wanted, under_way)| async move {
+                    let opened = self.open_initially(wanted, away).await;
+                    drop(under_way);
+                    opened
+                });
+                join_all(opened).await
+            }
+        };
         let each = wanted.into_iter().zip(opened);
         let waiting = each.map(|(wanted, opened)| self.wait_if_failed(wanted, opened));
         let waiting: Result<Vec<_>> = waiting.collect();

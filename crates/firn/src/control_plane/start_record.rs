@@ -123,18 +123,30 @@ impl StartRecord {
 
     /// These volumes are being opened, or their disks restored, each for as long as its part of the answer lives.
     pub(super) fn open_volumes(&self, volumes: &[&str]) -> Vec<UnderWay<'_>> {
-        if volumes.is_empty() {
-            return Vec::new();
-        }
-        let mut state = self.lock();
-        state.history.add_under_way(volumes);
-        state.write(Outlives::Process);
-        drop(state);
+        self.add_under_way(volumes);
         let each = volumes.iter().map(|volume| UnderWay {
             record: self,
             volume: (*volume).to_owned(),
         });
         each.collect()
+    }
+
+    /// The same of volumes whose clients wait: all of them are under way as long as the answer lives, so that one write says
+    /// that they are, and one that they are not.
+    pub(super) fn open_together(&self, volumes: &[&str]) -> UnderWayTogether<'_> {
+        self.add_under_way(volumes);
+        UnderWayTogether {
+            record: self,
+            volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    fn add_under_way(&self, volumes: &[&str]) {
+        if !volumes.is_empty() {
+            let mut state = self.lock();
+            state.history.add_under_way(volumes);
+            state.write(Outlives::Process);
+        }
     }
 
     /// This start has opened what it could, or was told to stop: whatever ends it later counts for no volume.
@@ -147,10 +159,15 @@ impl StartRecord {
         state.write(Outlives::Process);
     }
 
-    /// Why a volume is not opened by this start; `attach` is the command that opens it.
-    pub(super) fn left_out(&self, volume: &str, attach: &str) -> Option<Failure> {
+    /// Why a volume is not opened by this start; `attach` makes the command that opens it.
+    pub(super) fn left_out(
+        &self,
+        volume: &str,
+        attach: impl FnOnce() -> String,
+    ) -> Option<Failure> {
         let state = self.lock();
         let since = state.history.left_out().get(volume)?;
+        let attach = attach();
         let at = UNIX_EPOCH + Duration::from_millis(since.unix_ms.min(TIME_MAX_MS));
         let at = humantime::format_rfc3339_seconds(at);
         Some(Failure::new(
@@ -212,6 +229,27 @@ pub(super) struct UnderWay<'a> {
     volume: String,
 }
 
+/// Volumes that are opened side by side.
+#[derive(Debug)]
+pub(super) struct UnderWayTogether<'a> {
+    record: &'a StartRecord,
+    volumes: Vec<String>,
+}
+
+impl Drop for UnderWayTogether<'_> {
+    fn drop(&mut self) {
+        let is_kept = std::thread::panicking() || canary::active!("every_kill_is_a_crash");
+        if is_kept || self.volumes.is_empty() {
+            return;
+        }
+        let mut state = self.record.lock();
+        for volume in &self.volumes {
+            state.history.remove_under_way(volume);
+        }
+        state.write(Outlives::Process);
+    }
+}
+
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         // A panic that ends the process ends this start.
@@ -257,7 +295,8 @@ mod tests {
     }
 
     fn is_left_out(record: &StartRecord, volume: &str) -> bool {
-        record.left_out(volume, "firn attach").is_some()
+        let attach = || "firn attach".to_owned();
+        record.left_out(volume, attach).is_some()
     }
 
     #[test]
@@ -269,7 +308,7 @@ mod tests {
             assert!(is_left_out(&record, "b") && !is_left_out(&record, "a"));
             record.end_start();
         }
-        let why = StartRecord::begin(dir.path()).left_out("b", "firn attach b");
+        let why = StartRecord::begin(dir.path()).left_out("b", || "firn attach b".into());
         assert!(why.unwrap().detail.ends_with("firn attach b"));
         StartRecord::begin(dir.path()).take_back("b");
         assert!(!is_left_out(&StartRecord::begin(dir.path()), "b"));
@@ -334,7 +373,7 @@ mod tests {
         let text = r#"{"version": 1, "starts": [], "left_out": {"b": {"unix_ms": NUMBER}}}"#;
         let text = text.replace("NUMBER", &u64::MAX.to_string());
         file.replace(text.as_bytes()).unwrap();
-        let why = StartRecord::begin(dir.path()).left_out("b", "firn attach b");
+        let why = StartRecord::begin(dir.path()).left_out("b", || "firn attach b".into());
         assert!(why.unwrap().detail.contains("since 9999-12-31"));
     }
 
@@ -358,5 +397,20 @@ mod tests {
         let record = StartRecord::begin(dir.path());
         assert!(!is_left_out(&record, "b"));
         record.end_start();
+    }
+
+    #[test]
+    fn volumes_that_are_opened_side_by_side_are_under_way_until_all_of_them_are_open() {
+        let dir = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            let record = StartRecord::begin(dir.path());
+            assert!(!record.is_suspect("a"));
+            std::mem::forget(record.open_together(&["a", "b"]));
+        }
+        let record = StartRecord::begin(dir.path());
+        assert!(record.is_suspect("a") && record.is_suspect("b"));
+        drop(record.open_together(&["a", "b"]));
+        let next = StartRecord::begin(dir.path());
+        assert!(!next.is_suspect("a") && !next.is_suspect("b"));
     }
 }
