@@ -9,6 +9,7 @@ mod forks;
 mod guard;
 mod handoff;
 mod measure;
+mod moves;
 mod nbd;
 mod nbd_load;
 mod rig;
@@ -48,6 +49,8 @@ enum Benchmark {
         #[arg(long)]
         quick: bool,
     },
+    /// What a client sees of `firn move`, with a store at a distance (P25)
+    Move(moves::Arguments),
     /// The NBD server against nbdkit and qemu-nbd (P7)
     Nbd(nbd::Arguments),
     /// A server with many volumes leaves, and the next serves them (P23, P24, NBD)
@@ -72,6 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         | Benchmark::Guard(_)
         | Benchmark::Handoff(_)
         | Benchmark::Messenger { .. }
+        | Benchmark::Move(_)
         | Benchmark::Nbd(_)
         | Benchmark::Restart(_)
         | Benchmark::Store(_) => false,
@@ -83,6 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Benchmark::Guard(arguments) => guard::run(arguments),
         Benchmark::Handoff(arguments) => handoff::run(arguments),
         Benchmark::Messenger { quick } => messenger(*quick),
+        Benchmark::Move(arguments) => moves::run(arguments),
         Benchmark::Nbd(arguments) => nbd::run(arguments),
         Benchmark::Restart(arguments) => handoff::restart::run(arguments),
         Benchmark::Store(arguments) => store::run(arguments),

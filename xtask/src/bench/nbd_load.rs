@@ -248,7 +248,7 @@ fn half_random(bytes: usize, random: &mut fastrand::Rng) -> Vec<u8> {
 }
 
 /// The fixed newstyle handshake up to the transmission phase.
-fn shake_hands(stream: &mut UnixStream, export: &str) -> Result<(), Failure> {
+pub(super) fn shake_hands(stream: &mut UnixStream, export: &str) -> Result<(), Failure> {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting)?;
     if &greeting[..16] != b"NBDMAGICIHAVEOPT" {

@@ -200,7 +200,7 @@ fn report(
 }
 
 /// The least, the middle one and the most.
-fn spread(mut values: Vec<f64>) -> [f64; 3] {
+pub(super) fn spread(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     let middle = values.get(values.len() / 2).copied().unwrap_or(f64::NAN);
     let ends = (values.first().copied(), values.last().copied());
