@@ -59,6 +59,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "store_hears_of_a_session_too_early",
     "lost_answer_ends_no_pass",
     "continued_log_reuses_at_once",
+    "prepared_index_is_any_roots",
     "group_is_cut_one_by_one",
     "snapshot_is_acknowledged_before_its_frame",
     "kept_snapshot_has_no_identity",

@@ -36,6 +36,7 @@ use crate::store::host_log::HostLog;
 use crate::store::host_log::session_table::SessionTable;
 use crate::store::host_log::unnamed::{UnnamedObject, UnnamedObjects};
 use crate::store::open::log_reads::LogReads;
+use crate::store::open::prepared::PreparedIndexes;
 use crate::store::roots::watch_state::RootWatchState;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -99,6 +100,8 @@ pub(crate) struct Engine {
     pub(crate) claims: Mutex<BTreeMap<VolumeId, (VersionedRoot, bool)>>,
     /// Snapshots that are served, by name. They are no tails of this log.
     pub(crate) open_snapshots: Mutex<BTreeMap<String, Arc<Tail>>>,
+    /// Indexes of volumes that are about to be taken.
+    pub(crate) prepared: PreparedIndexes,
     /// Lost tails that a fork reads: they stay until it has ended.
     pub(crate) forked_tails: Mutex<BTreeSet<TailId>>,
     pub(crate) poisoned: AtomicBool,
@@ -187,6 +190,7 @@ impl Engine {
             locked_names: Mutex::default(),
             claims: Mutex::default(),
             open_snapshots: Mutex::default(),
+            prepared: PreparedIndexes::default(),
             forked_tails: Mutex::default(),
             poisoned: AtomicBool::new(poisoned),
             stopping: AtomicBool::new(false),

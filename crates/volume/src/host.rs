@@ -10,6 +10,7 @@ mod start;
 
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::cache::CacheUsage;
@@ -32,10 +33,12 @@ use crate::store::catalog::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::store::collector;
 use crate::store::collector::state::CollectorReport;
 use crate::store::compact::state::CompactionReport;
+use crate::store::fetch::warm_up::{self, HintPart, WarmUp};
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::forks::open_snapshot;
 use crate::store::open::forget;
+use crate::store::open::let_go;
 use crate::store::open::rescue::{self, UnservedTail};
 use crate::store::open::unchecked;
 use crate::store::open::{self, OpenMode};
@@ -227,7 +230,20 @@ impl Host {
                 open_snapshot::close(&engine, &tail);
                 return Ok(());
             }
-            open::close(&engine, &tail).await
+            let_go::close(&engine, &tail).await
+        })
+    }
+
+    /// The same for a volume that another host waits for: its last slices and the end of its epoch share a record, so that
+    /// fewer requests follow each other. What that record names stays in the store until this host's next one.
+    pub fn hand_over_volume(&self, volume: &Volume) -> Answer<Result<(), OpenError>> {
+        let tail = Arc::clone(&volume.tail);
+        self.control(move |engine| async move {
+            if tail.is_snapshot() {
+                open_snapshot::close(&engine, &tail);
+                return Ok(());
+            }
+            let_go::hand_over(&engine, &tail).await
         })
     }
 
@@ -297,6 +313,31 @@ impl Host {
     /// The log is poisoned, and never will: nothing can be stored until the next start.
     pub fn session_recorded(&self) -> Answer<Result<(), OpenError>> {
         self.control(|_| async { Ok(()) })
+    }
+
+    /// What of a volume this host has at hand, from this sector on, in at most about so many ranges: hints for a host that is
+    /// about to have it.
+    pub fn hints(
+        &self,
+        volume: &Volume,
+        from: u64,
+        most: usize,
+    ) -> Answer<Result<HintPart, OpenError>> {
+        let tail = Arc::clone(&volume.tail);
+        self.control(
+            move |engine| async move { Ok(warm_up::hints(&engine, &tail, from, most).await) },
+        )
+    }
+
+    /// Reads the index of a volume that is not open here, and these sectors of it, so that little is to be read when it is
+    /// opened soon. Changes nothing in the store.
+    pub fn prepare_volume(
+        &self,
+        name: &str,
+        sectors: Vec<Range<u64>>,
+    ) -> Answer<Result<WarmUp, OpenError>> {
+        let name = name.to_owned();
+        self.control(move |engine| async move { warm_up::prepare(&engine, &name, &sectors).await })
     }
 
     /// Makes all that is completed durable, as a FLUSH of every volume does.

@@ -98,6 +98,7 @@ pub use store::catalog::volume_spec::{
 pub use store::collector::state::CollectorReport;
 pub use store::compact::state::{CompactionReport, VolumeSpace};
 pub use store::diff::{ChangedRange, DiffPart, DiffPlace, DiffSide};
+pub use store::fetch::warm_up::{Hint, HintPart, WarmUp};
 pub use store::flow::fork_tail::ForkedTail;
 pub use store::forks::snapshot_list::{SnapshotInfo, check_snapshot_name};
 pub use store::forks::{Durability, Fork};

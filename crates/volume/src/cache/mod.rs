@@ -186,6 +186,13 @@ impl Cache {
             .any(|tier| tier.contains(key))
     }
 
+    /// Whether a chunk that is here was used more than once lately; none if it is not here. Does not count as use.
+    pub(crate) fn find_use(&self, key: ChunkKey) -> Option<bool> {
+        let tiers = lock(&self.tiers);
+        let uses = tiers[..INDEX].iter().filter_map(|tier| tier.find_use(key));
+        uses.reduce(|one, other| one | other)
+    }
+
     /// The disk file gave an error where these chunks are; true if any of them is there. They
     /// are found no more, so the next read of them asks the store.
     pub(crate) fn mark_damaged_on_disk(&self, keys: &[ChunkKey]) -> bool {

@@ -204,6 +204,13 @@ impl Tier {
         chunk.is_some_and(|chunk| !chunk.damaged)
     }
 
+    /// Whether a chunk that is here was used again; none if it is not here.
+    pub(super) fn find_use(&self, key: ChunkKey) -> Option<bool> {
+        let number = *self.numbers.get(&key)?;
+        let chunk = self.queues.get(number).filter(|chunk| !chunk.damaged);
+        chunk.map(|_| self.queues.is_used_again(number))
+    }
+
     /// Is a chunk of this name in a slot, damaged or not?
     pub(super) fn has_slot(&self, key: ChunkKey) -> bool {
         self.numbers.contains_key(&key)

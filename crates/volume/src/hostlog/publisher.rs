@@ -15,6 +15,8 @@ use super::recent_records::SharedRecords;
 use super::record::{Content, NamedObject, Record, RecordPack, RecordSlice, Slices};
 use super::stop::Stop;
 use crate::driver::{StoreOp, StoreReply};
+use crate::jobs::join;
+use crate::object::FormatError;
 use crate::units::{Epoch, LogSession, VolumeId};
 
 /// What is ready to be published. Slices are in the order of each volume's history.
@@ -69,6 +71,8 @@ pub struct Publisher<P> {
     records: SharedRecords,
     /// The record before `next` was read just now.
     has_read_previous: bool,
+    /// The position whose predecessor the caller that has the publisher now has found where it was.
+    checked_next: Option<Position>,
     stopped: Option<Stop>,
 }
 
@@ -88,6 +92,7 @@ impl<P: LogPort> Publisher<P> {
             volumes: OwnedVolumes::new(),
             is_staged: false,
             has_read_previous: false,
+            checked_next: None,
             stopped: None,
         }
     }
@@ -124,6 +129,11 @@ impl<P: LogPort> Publisher<P> {
     /// Stops publishing: the caller found out that the host must stop. The first reason is kept.
     pub fn stop(&mut self, stop: &Stop) {
         self.stopped.get_or_insert_with(|| stop.clone());
+    }
+
+    /// Another caller has the publisher: what the last one found in the store may have changed.
+    pub fn forget_checks(&mut self) {
+        self.checked_next = None;
     }
 
     /// Why the publisher stopped, if it did.
@@ -170,9 +180,13 @@ impl<P: LogPort> Publisher<P> {
     async fn pass_all(&mut self, progress: &mut Progress) -> Result<(), Stop> {
         self.check_stopped()?;
         // An earlier call may have been dropped halfway.
-        self.has_read_previous = false;
+        let mut ahead = Some(self.look_at_end().await?);
+        self.has_read_previous = self.checked_next.is_some();
         loop {
-            let found = self.find(progress).await?;
+            let found = match ahead.take() {
+                Some(read) => self.judge(read, progress).await?,
+                None => self.find(progress).await?,
+            };
             // The record just read need not be read again as the previous one.
             self.has_read_previous = matches!(found, PositionContent::Passed);
             match found {
@@ -199,7 +213,8 @@ impl<P: LogPort> Publisher<P> {
 
     async fn check_mark(&mut self) -> Result<(), Stop> {
         self.check_stopped()?;
-        if !canary::active!("fold_believes_its_log") {
+        let is_checked = self.checked_next.take() == Some(self.state.next);
+        if !is_checked && !canary::active!("fold_believes_its_log") {
             check_previous(&self.port, self.own.host, &self.state).await?;
         }
         if self.is_staged && !canary::active!("mark_is_not_noted") {
@@ -350,10 +365,37 @@ impl<P: LogPort> Publisher<P> {
         }
     }
 
+    /// Reads the position of the next record, and beside that the one before it, so that a mark can be given out there.
+    async fn look_at_end(&mut self) -> Result<ReadPosition, Stop> {
+        let Publisher {
+            port, own, state, ..
+        } = &*self;
+        let next = state.next;
+        if canary::active!("fold_believes_its_log") {
+            return Ok(read_record(port, own.host, next).await);
+        }
+        let (found, previous) = join(
+            read_record(port, own.host, next),
+            check_previous(port, own.host, state),
+        )
+        .await;
+        previous?;
+        self.checked_next = Some(next);
+        Ok(found)
+    }
+
     /// Reads what stands at the position of the next record.
     async fn find(&mut self, progress: &mut Progress) -> Result<PositionContent, Stop> {
+        let found = read_record(&self.port, self.own.host, self.state.next).await;
+        self.judge(found, progress).await
+    }
+
+    async fn judge(
+        &mut self,
+        found: ReadPosition,
+        progress: &mut Progress,
+    ) -> Result<PositionContent, Stop> {
         let position = self.state.next;
-        let found = read_record(&self.port, self.own.host, position).await;
         let found = found
             .map_err(|error| Stop::unreadable(&record_key(self.own.host, position), &error))?;
         let Some(found) = found else {
@@ -432,8 +474,10 @@ impl<P: LogPort> Publisher<P> {
         let named = slices.volumes.iter().copied();
         let counts = named.filter(|named| is_owned(named) && !is_doubtful(named.0));
         let volumes = counts.collect();
-        // After the end of an epoch nothing of it may be published.
-        let ended: Vec<_> = slices.ended_epochs().filter(is_owned).collect();
+        // After the end of an epoch nothing of it may be published, but the same again where the look around had no
+        // answer about it.
+        let is_over = |named: &(VolumeId, Epoch)| is_owned(named) && !is_doubtful(named.0);
+        let ended: Vec<_> = slices.ended_epochs().filter(is_over).collect();
         for (volume, _) in ended {
             self.volumes.remove(&volume);
         }
@@ -456,6 +500,9 @@ impl<P: LogPort> Publisher<P> {
         result
     }
 }
+
+/// What reading a position gives.
+type ReadPosition = Result<Option<StoredRecord>, FormatError>;
 
 /// What stands at the position of the next record.
 enum PositionContent {

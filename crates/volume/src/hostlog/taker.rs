@@ -13,7 +13,7 @@ use super::root_updates::{
     UpdateError, UpdateOutcome, VersionedRoot, next_epoch, read_root, update_root,
 };
 use super::scan::{Chain, Scan, ScanError};
-use crate::driver::{StoreOp, StoreReply, Version};
+use crate::driver::{StoreOp, StoreReply};
 use crate::jobs::join_all;
 use crate::object::root::{Owner, Predecessor, Root};
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
@@ -61,8 +61,8 @@ pub struct TakeRequest {
     pub above: Epoch,
     /// Take it even if another host holds it.
     pub take_over: bool,
-    /// Take it only if the root still has this version, the one that the caller judged.
-    pub judged: Option<Version>,
+    /// Take it only if the root is still this one, which the caller read and judged: it is not read again.
+    pub judged: Option<VersionedRoot>,
     /// The newest LSN of the tail that continues the hold.
     pub continues: Option<Lsn>,
 }
@@ -136,16 +136,13 @@ impl<P: LogPort> Taker<'_, P> {
     /// Takes the next epoch. From then on the old owner cannot update the root.
     pub(crate) async fn claim(&self, wanted: &TakeRequest) -> Result<VersionedRoot, TakeError> {
         for _ in 0..ATTEMPTS_MAX {
-            let VersionedRoot { root, version } = read_root(self.port, &wanted.name).await?;
+            let found = match &wanted.judged {
+                Some(judged) => judged.clone(),
+                None => read_root(self.port, &wanted.name).await?,
+            };
+            let VersionedRoot { root, version } = found;
             if root.deleted {
                 return Err(TakeError::Deleted);
-            }
-            if wanted
-                .judged
-                .as_ref()
-                .is_some_and(|judged| *judged != version)
-            {
-                return Err(TakeError::Outrun);
             }
             let others = |holder: &Owner| holder.host != self.own.host;
             let is_held = root.owner.as_ref().is_some_and(others)
@@ -182,6 +179,7 @@ impl<P: LogPort> Taker<'_, P> {
             };
             match update_root(self.port, &claim, &version).await? {
                 UpdateOutcome::Won(standing) => return Ok(standing),
+                UpdateOutcome::Lost(_) if wanted.judged.is_some() => break,
                 UpdateOutcome::Lost(_) => {}
             }
         }

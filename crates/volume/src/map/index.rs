@@ -70,6 +70,13 @@ pub(crate) struct Index {
     kept: usize,
 }
 
+impl Index {
+    /// Whether everything that was read of it could be.
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.is_unknown && self.lost.is_empty() && self.lost_nodes.is_empty()
+    }
+}
+
 /// Walks `span` through layers, the newest of which is the last, gaps included.
 pub(crate) fn walk_layers(
     layers: &[Arc<DeltaMap>],

@@ -14,7 +14,10 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn no_volume_goes_live_on_a_host_that_has_stopped() {
-    for moment in (0..1500).step_by(50) {
+    let moments = (0..1500).step_by(50);
+    // Between the adoption and the service there is no request to wait for, so the adoption is made to wait.
+    let both = |at| [(at, false), (at, true)];
+    for (moment, adoption_waits) in moments.flat_map(both) {
         let (mut world, demo) = with_closed_volume();
         world.env.store_ms = 100;
         world.write(&demo, 8, 3, 4096);
@@ -22,9 +25,13 @@ fn no_volume_goes_live_on_a_host_that_has_stopped() {
         world.pass(moment);
         // The host was retired meanwhile.
         world.env.objects.retain(|key, _| !key.ends_with("/low"));
+        if adoption_waits {
+            world.env.failing_keys.push("volumes/other/root".into());
+        }
         let synced = world.host.sync(&demo);
         let stopped = world.wait(|_| synced.try_take()).expect_err("it stops");
         assert!(matches!(stopped, OpenError::HostStopped(_)), "{stopped}");
+        world.env.failing_keys.clear();
         if let Ok(other) = world.wait(|_| opening.try_take()) {
             let refused = try_write(&mut world, &other);
             assert_eq!(refused, Err(ErrorKind::Fenced), "opened at {moment}");

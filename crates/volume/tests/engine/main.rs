@@ -23,6 +23,7 @@ mod flow;
 mod fold;
 mod fold_costs;
 mod forks;
+mod hand_over;
 mod host_log;
 mod host_stop;
 mod index_bytes;

@@ -7,12 +7,13 @@
 //! shorter than its index says.
 //!
 //! [`table`] knows who waits for what. [`read_ahead`] fetches what sequential readers, which [`streams`] knows, will
-//! ask for next, and what was read first after the opening before ([`boot_set`]).
+//! ask for next, and what was read first after the opening before ([`boot_set`]); [`warm_up`] what another host has at hand.
 
 pub(crate) mod boot_set;
 pub(crate) mod read_ahead;
 pub(crate) mod streams;
 pub(crate) mod table;
+pub(crate) mod warm_up;
 
 use std::future::Future;
 use std::sync::Arc;

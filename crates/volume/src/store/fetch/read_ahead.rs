@@ -18,11 +18,11 @@ use crate::sync::atomic::Ordering;
 use crate::units::Span;
 
 /// Sectors looked up under one hold of a tail's lock: 256 extents of a block.
-const LOOKUP_SECTORS: u64 = 2048;
+pub(super) const LOOKUP_SECTORS: u64 = 2048;
 /// Chunks that are looked up before their requests begin, so that neighbours in a pack share one.
 const CHUNKS_AT_ONCE: usize = 512;
 /// The longest range of one request: short enough that a client's request does not wait long behind it.
-const RANGE_BYTES_MAX: u64 = 1 << 20;
+pub(super) const RANGE_BYTES_MAX: u64 = 1 << 20;
 
 /// Starts to fetch those parts of `spans` that only the store has, in their order.
 pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
@@ -86,7 +86,7 @@ async fn fetch_spans(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
 
 /// Finds the chunks of `span` that are not cached, and loads the index pages for that. `None`: the volume is not
 /// served any more, or its index cannot be read.
-async fn find_missing(
+pub(super) async fn find_missing(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     span: Span,

@@ -9,7 +9,7 @@
 //! A poisoned log takes no writes, so no record can follow. What its durable frames cover still goes to the
 //! store, by an update of each volume's root.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use blkmq::io::SECTOR_BYTES;
@@ -212,6 +212,9 @@ fn take_parts(engine: &Engine) -> Vec<Part> {
             ends: false,
             answers: Vec::new(),
         });
+        if asked.ends && part.slices.is_empty() && asked.tail.upload.is_kept_for_end() {
+            part.slices = asked.tail.upload.publishable();
+        }
         part.objects.extend(asked.objects);
         part.ends |= asked.ends;
         part.answers.push(asked.answer);
@@ -273,7 +276,7 @@ fn unverified_error(tail: &Tail, doubt: &UnverifiedReason) -> OpenError {
 
 fn batch_of(engine: &Engine, parts: &[Part]) -> Batch {
     let mut batch = Batch {
-        floor: engine.unnamed.floor(),
+        floor: engine.unnamed.floor_beside(&named_at_last(parts)),
         ..Batch::default()
     };
     for part in parts {
@@ -304,6 +307,15 @@ fn batch_of(engine: &Engine, parts: &[Part]) -> Batch {
         }
     }
     batch
+}
+
+/// Packs of volumes whose epoch ends with the record. Perhaps no other record follows for long, whose floor would pass them.
+/// A pack in which another volume has a slice waits for that slice's record.
+fn named_at_last(parts: &[Part]) -> BTreeSet<u64> {
+    let last = parts.iter().filter(|part| part.ends);
+    let packs = last.flat_map(|part| &part.slices).flat_map(|it| &it.packs);
+    let own = packs.filter(|pack| Arc::strong_count(&pack.object) == 1);
+    own.map(|pack| pack.object.number()).collect()
 }
 
 fn index(at: usize) -> u16 {

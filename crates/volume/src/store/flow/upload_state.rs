@@ -74,6 +74,8 @@ pub(crate) struct UploadState {
     is_held_back: AtomicBool,
     /// How often that happened since something of it was stored.
     held_back: AtomicU32,
+    /// Its slices are for the record that ends its epoch, and for no other.
+    is_kept_for_end: AtomicBool,
     /// A record ended the epoch.
     has_ended: AtomicBool,
     /// A fold was requested, so that overwritten data becomes garbage.
@@ -119,6 +121,7 @@ impl UploadState {
 
     pub(in crate::store) fn on_slice_cut(&self, last: Lsn, bytes: u64) {
         lock(&self.slices).push(last, bytes);
+        self.changed.wake_all();
     }
 
     pub(in crate::store) fn on_slice_ready(&self, slice: ReadySlice) {
@@ -269,7 +272,16 @@ impl UploadState {
     }
 
     pub(in crate::store) fn is_held_back(&self) -> bool {
-        self.is_held_back.load(Ordering::Acquire)
+        self.is_held_back.load(Ordering::Acquire) || self.is_kept_for_end()
+    }
+
+    /// Whether its slices are kept for the record that ends its epoch.
+    pub(in crate::store) fn keep_for_end(&self, is_kept: bool) {
+        self.is_kept_for_end.store(is_kept, Ordering::Release);
+    }
+
+    pub(in crate::store) fn is_kept_for_end(&self) -> bool {
+        self.is_kept_for_end.load(Ordering::Acquire)
     }
 
     /// Whether the closing update has won.

@@ -61,7 +61,7 @@ pub(crate) async fn open(engine: &Arc<Engine>, name: &str) -> Result<Volume, Ope
 }
 
 /// Everything in it is stored and framed, and no request can add to that.
-fn tail_of(head: KnownRoot, index: Index) -> Tail {
+pub(in crate::store) fn tail_of(head: KnownRoot, index: Index) -> Tail {
     let (size, lsn) = (head.root.size(), head.root.lsn);
     let tail = stored_tail(&head.root);
     tail.upload.set_head(head);

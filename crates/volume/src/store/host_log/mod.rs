@@ -260,6 +260,7 @@ impl HostLog {
     pub(in crate::store) async fn publisher(&self) -> PublisherGuard<'_> {
         let take = || lock(&self.publisher).take();
         let mut publisher = self.free.wait_until(take).await;
+        publisher.forget_checks();
         for change in std::mem::take(&mut *lock(&self.changes)) {
             match change {
                 VolumeChange::Attach(volume, name, epoch) => publisher.attach(volume, name, epoch),

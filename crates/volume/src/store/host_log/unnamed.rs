@@ -61,8 +61,14 @@ impl UnnamedObjects {
 
     /// The floor: every object below it is named, or never will be.
     pub(crate) fn floor(&self) -> u64 {
+        self.floor_beside(&BTreeSet::new())
+    }
+
+    /// The floor for a record that names these objects for good: nothing else is to name them.
+    pub(crate) fn floor_beside(&self, named: &BTreeSet<u64>) -> u64 {
         let state = lock(&self.state);
-        let first = state.unnamed.first().copied();
+        let mut unnamed = state.unnamed.iter().copied();
+        let first = unnamed.find(|number| !named.contains(number));
         first
             .filter(|_| !canary::active!("floor_passes_unnamed_objects"))
             .unwrap_or(state.next)
@@ -77,6 +83,10 @@ impl UnnamedObject {
 
     pub(crate) fn id(&self) -> ObjectId {
         ObjectId::new(self.objects.session, self.number)
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Keeps the floor below the object as long as this process lives, because a request that names it may still

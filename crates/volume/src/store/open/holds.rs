@@ -196,7 +196,7 @@ fn was_given_back(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
 }
 
 /// Whether nobody holds the volume, and no log has more of it than the root.
-fn is_closed(root: &Root) -> bool {
+pub(in crate::store) fn is_closed(root: &Root) -> bool {
     root.owner.is_none() && root.predecessor.is_none()
 }
 

@@ -3,9 +3,11 @@
 //! An object that is missing or damaged affects its own range alone: the volume opens, reads of that range fail
 //! with EIO until it is written again. The range must never read as zeroes or as older content.
 
+use std::sync::Arc;
+
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::jobs::join_all;
+use crate::jobs::{Answer, join_all};
 use crate::map::SectorRun;
 use crate::map::delta::DeltaSource;
 use crate::map::index::Index;
@@ -21,15 +23,16 @@ const READS_AT_ONCE: usize = 32;
 /// Loads all deltas. Nodes and pages are loaded when they are needed.
 pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {
     learn_sessions(engine, root)?;
-    let mut index = Index::default();
-    index.nodes.extend(root.nodes.iter().copied());
+    let (mut index, known) = engine.prepared.take(root, engine.jobs.mono_ns());
+    index.nodes = root.nodes.iter().copied().collect();
     index.listed = root.deltas.len();
+    let newer = root.deltas.get(known..).unwrap_or_default();
     // A footer of which a fold left several windows is listed once for each, one after the other.
     let is_same = |one: &DeltaRef, next: &DeltaRef| {
         let once = !canary::active!("footers_are_read_once_a_window");
         once && (one.pack, one.footer_offset) == (next.pack, next.footer_offset)
     };
-    let packs: Vec<&[DeltaRef]> = root.deltas.chunk_by(is_same).collect();
+    let packs: Vec<&[DeltaRef]> = newer.chunk_by(is_same).collect();
     for packs in packs.chunks(READS_AT_ONCE) {
         let reads = packs
             .iter()
@@ -52,6 +55,40 @@ pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, Op
         }
     }
     Ok(index)
+}
+
+/// An index that is loaded while its volume is taken: of a root that no log continues, so the root that the taking leaves
+/// names the same.
+pub(in crate::store) struct EarlyIndex {
+    root: Root,
+    loaded: Answer<Result<Index, OpenError>>,
+}
+
+impl EarlyIndex {
+    pub(in crate::store) fn begin(engine: &Arc<Engine>, root: &Root) -> EarlyIndex {
+        let (sender, loaded) = Answer::channel();
+        let (shared, of) = (Arc::clone(engine), root.clone());
+        engine
+            .jobs
+            .spawn(async move { sender.send(load_index(&shared, &of).await) });
+        EarlyIndex {
+            root: root.clone(),
+            loaded,
+        }
+    }
+
+    /// The index of the root that was taken.
+    pub(in crate::store) async fn get(
+        self,
+        engine: &Engine,
+        taken: &Root,
+    ) -> Result<Index, OpenError> {
+        let names = |root: &Root| (root.deltas.clone(), root.nodes.clone());
+        match names(&self.root) == names(taken) {
+            true => self.loaded.await,
+            false => load_index(engine, taken).await,
+        }
+    }
 }
 
 fn apply_windows(index: &mut Index, root: &Root, windows: &[DeltaRef], sections: &[Section]) {

@@ -6,7 +6,8 @@
 //! and never replayed.
 //!
 //! [`take_together`] reads hosts' logs once for all that open together, [`holds`] judges what a root says,
-//! [`load_index`] reads the index, [`go_live`] begins the service and [`endings`] ends it. [`unchecked`] serves while
+//! [`load_index`] reads the index, of which [`prepared`] may have much, [`go_live`] begins the service and [`endings`] ends it; [`let_go`] gives a
+//! volume back in good order. [`unchecked`] serves while
 //! the store is away. [`rescue`] shows and drops what is kept of lost volumes, one at a time by [`tail_claim`], and
 //! [`forget`] takes a person's word that a volume is gone.
 
@@ -14,8 +15,11 @@ pub(crate) mod endings;
 pub(crate) mod forget;
 pub(crate) mod go_live;
 pub(in crate::store) mod holds;
+mod last_slices;
+pub(crate) mod let_go;
 pub(crate) mod load_index;
 pub(crate) mod log_reads;
+pub(crate) mod prepared;
 pub(crate) mod rescue;
 pub(in crate::store) mod tail_claim;
 pub(crate) mod take_together;
@@ -43,20 +47,19 @@ use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::CommitAges;
 use crate::store::catalog::name_locks::NameLock;
 use crate::store::catalog::volume_spec::check_name;
-use crate::store::flow;
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::open::go_live::go_live;
 use crate::store::open::holds::{
-    check_not_held, continuing_tail, covers_tail, has_low_mark, is_continued, is_held_here,
-    local_tails, records_lost, set_back, set_back_to_any_namesake,
+    check_not_held, continuing_tail, covers_tail, has_low_mark, is_closed, is_continued,
+    is_held_here, local_tails, records_lost, set_back, set_back_to_any_namesake,
 };
-use crate::store::open::load_index::load_index;
+use crate::store::open::load_index::{EarlyIndex, load_index};
 use crate::store::open::tail_claim::TailClaim;
 use crate::store::open::take_together::read_logs;
-use crate::store::roots::checks::{check_goes_on, wait_checked};
-use crate::store::roots::{begin_update, finish_update, read_any_root, unusable_root_error};
+use crate::store::roots::checks::check_goes_on;
+use crate::store::roots::{read_any_root, unusable_root_error};
 use crate::sync::atomic::Ordering;
 use crate::units::{LogSession, Lsn};
 
@@ -170,8 +173,16 @@ pub(crate) async fn open(
 
 /// Opens the volume. The caller holds the lock of its name.
 async fn open_named(engine: &Arc<Engine>, name: &str, mode: OpenMode) -> Result<Volume, OpenError> {
-    let (head, continuing) = take_epoch(engine, name, mode, None).await?;
-    let index = load_index(engine, &head.root).await?;
+    let mut early = None;
+    let judged = |root: &Root| {
+        // What a log has beyond the root of an open volume is not known yet.
+        early = is_closed(root).then(|| EarlyIndex::begin(engine, root));
+    };
+    let (head, continuing) = take_judged(engine, name, mode, None, judged).await?;
+    let index = match early {
+        Some(early) => early.get(engine, &head.root).await?,
+        None => load_index(engine, &head.root).await?,
+    };
     let tail = continuing.unwrap_or_else(|| Arc::new(stored_tail(&head.root)));
     go_live(engine, &tail, head, index).await?;
     Ok(Volume {
@@ -187,6 +198,17 @@ pub(crate) async fn take_epoch(
     name: &str,
     mode: OpenMode,
     served: Option<&Arc<Tail>>,
+) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
+    take_judged(engine, name, mode, served, |_| {}).await
+}
+
+/// The same; `on_judged` hears of each root that may be taken, before it is.
+async fn take_judged(
+    engine: &Arc<Engine>,
+    name: &str,
+    mode: OpenMode,
+    served: Option<&Arc<Tail>>,
+    mut on_judged: impl FnMut(&Root),
 ) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
     for _ in 0..ATTEMPTS_MAX {
         let head = read_root_of_tails(engine, name).await?;
@@ -221,6 +243,7 @@ pub(crate) async fn take_epoch(
         if let Some(served) = served {
             check_goes_on(engine, &head.root, served, continuing.as_ref())?;
         }
+        on_judged(&head.root);
         let ours = ours || continuing.is_some();
         let taken = take(
             engine,
@@ -299,9 +322,11 @@ async fn take(
         // Above the epochs of local tails, too: a store that was set back must give out no epoch twice.
         above: known.unwrap_or_default(),
         take_over: true,
-        judged: Some(head.version.clone()),
+        judged: Some(versioned(head)),
         continues: continuing.map(|tail| tail.newest()),
     };
+    // Nobody's log has to be fenced for it, so the own one may be read meanwhile.
+    let early = is_closed(&head.root).then(|| read_logs(engine, versioned(head)));
     let claimed = match standing_claim(engine, head, taker.own, wanted.continues.is_some()) {
         Some(claimed) => claimed,
         None => match taker.claim(&wanted).await {
@@ -311,7 +336,8 @@ async fn take(
     };
     let kept = (claimed.clone(), wanted.continues.is_some());
     lock(&engine.claims).insert(head.root.volume, kept);
-    let read = match read_logs(engine, claimed.clone()).await {
+    let reading = early.unwrap_or_else(|| read_logs(engine, claimed.clone()));
+    let read = match reading.await {
         Ok(read) => read,
         Err(error) => return check_claim_stands(engine, &claimed, error).await,
     };
@@ -339,6 +365,13 @@ async fn take(
             Ok(Some(KnownRoot { root, version }))
         }
         Err(error) => on_take_failed(engine, name, error),
+    }
+}
+
+fn versioned(head: &KnownRoot) -> VersionedRoot {
+    VersionedRoot {
+        root: head.root.clone(),
+        version: head.version.clone(),
     }
 }
 
@@ -458,77 +491,6 @@ fn retire_namesakes(engine: &Arc<Engine>, root: &Root) {
     for tail in engine.tails().into_iter().filter(is_namesake) {
         keep_for_rescue(engine, &tail);
     }
-}
-
-pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
-    wait_checked(tail).await?;
-    let _busy = NameLock::take(engine, tail.name())?;
-    flow::wait_stored(engine, tail, tail.newest()).await?;
-    flow::wait_snapshots_stored(tail).await?;
-    // Even with everything stored: a copy of this host may be in use.
-    engine.host_log.check_not_stopped()?;
-    {
-        let mut inner = tail.lock();
-        if inner.newest > tail.stored_lsn() {
-            return Err(OpenError::InUse(tail.name().to_owned()));
-        }
-        if !inner.points.kept().is_empty() {
-            return Err(OpenError::Busy(tail.name().to_owned()));
-        }
-        inner.status = Status::Closed;
-    }
-    tail.upload.wake_all();
-    engine.wake_parked();
-    let keys = KeyPrefixes::default()
-        .with_root(tail.name())
-        .with_host(engine.host);
-    let given_back = with_patience(engine, tail.name(), keys, give_back(engine, tail)).await;
-    if let Err(error) = given_back {
-        endings::note_end(engine, tail, &error);
-        return Err(error);
-    }
-    discard_tail(engine, tail);
-    // Otherwise a server that dies now would leave the tail to its successor, which would open the volume again.
-    // A poisoned log keeps the tail, and the volume is given back all the same.
-    let round = engine.committer().next_round();
-    engine.committer().durable(engine, round).await;
-    Ok(())
-}
-
-/// Ends the epoch in this host's log, then in the root. It may be repeated after it was cut short.
-async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
-    let head = tail.upload.head();
-    let head = head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
-    let epoch = head.root.epoch;
-    // A poisoned log records no end, and publishes nothing either.
-    let is_silent =
-        engine.poisoned.load(Ordering::Acquire) || canary::active!("close_ends_nothing");
-    if !tail.upload.has_ended() && !is_silent {
-        engine.host_log.end_epoch(tail, epoch).await?;
-    }
-    let _turn = tail.upload.turn.take().await;
-    if tail.upload.is_closed() {
-        return Ok(());
-    }
-    engine.host_log.check_not_stopped()?;
-    // From the update on another host may open the volume, and a log that takes no records cannot say so to the
-    // next start.
-    tail.require_check();
-    let update = match tail.upload.closing() {
-        Some(update) => update,
-        None => {
-            let mut update = begin_update(engine, tail).await?;
-            update.root.owner = None;
-            update.root.mark = Position::default();
-            tail.upload.set_closing(Some(update.clone()));
-            update
-        }
-    };
-    finish_update(engine, tail, &update).await?;
-    // There is no await between the answer and this line, so a repeated call finds everything done.
-    tail.upload.set_closed();
-    engine.host_log.detach(tail.id().volume);
-    Ok(())
 }
 
 /// Takes a tail out of the log that holds nothing the store lacks.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::hostlog::names::Position;
 use crate::hostlog::root_updates::{
     OwnerView, OwnersError, OwnersUpdate, UpdateError, update_own_root,
 };
@@ -91,6 +92,26 @@ pub(crate) async fn begin_update(
     // Mark and packs are taken together: the packs of a record are added before the publisher is free.
     let mut publisher = engine.host_log.publisher().await;
     let mark = mark(engine, &mut publisher).await?;
+    update_at(engine, tail, mark, publisher.state().next)
+}
+
+/// Begins the update that closes the volume, behind the record that ended its epoch. Nobody needs a mark of a closed
+/// volume, so the position before that record was looked at last when the record was.
+pub(crate) async fn begin_closing(
+    engine: &Arc<Engine>,
+    tail: &Tail,
+) -> Result<RootUpdate, OpenError> {
+    let publisher = engine.host_log.publisher().await;
+    update_at(engine, tail, Position::default(), publisher.state().next)
+}
+
+/// The update with what the log has up to this mark.
+fn update_at(
+    engine: &Arc<Engine>,
+    tail: &Tail,
+    mark: Position,
+    next: Position,
+) -> Result<RootUpdate, OpenError> {
     let known = tail.upload.head();
     let known = known.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
     let (lsn, packs) = tail.upload.published();
@@ -109,7 +130,7 @@ pub(crate) async fn begin_update(
         root,
         known,
         packs: packs.len(),
-        next: publisher.state().next,
+        next,
     })
 }
 
