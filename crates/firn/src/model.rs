@@ -8,6 +8,7 @@ mod settings;
 mod space;
 mod trash;
 mod volume;
+mod warm_up;
 
 use std::collections::BTreeMap;
 
@@ -23,6 +24,7 @@ pub(crate) use volume::{
     DataMode, DiskInfo, DroppedOption, Health, HealthLevel, NbdInfo, RequestCounts, Transport,
     TransportChoice, Volume, VolumeList, VolumeState, WaitingVolume, Watermark, Watermarks,
 };
+pub(crate) use warm_up::{HintList, HintRange, PrepareRange, PrepareRequest, Prepared};
 
 /// Answer to `GET /v1/activity`: what was done since the volumes were opened. Who wants rates asks twice.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -157,6 +159,9 @@ pub(crate) struct TakeOverLoss {
 pub(crate) struct DetachRequest {
     /// Detach even if clients use it.
     pub(crate) force: bool,
+    /// Another server waits for the volume: fewer requests to the store follow each other.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) awaited: bool,
     /// Detach only what was attached with this number, by an attach that found it detached, and by nobody since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ticket: Option<u64>,

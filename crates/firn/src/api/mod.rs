@@ -23,6 +23,7 @@ pub(crate) mod sessions;
 mod settings;
 mod trash;
 mod upgrade;
+mod warm_up;
 
 use std::sync::Arc;
 
@@ -71,6 +72,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .merge(trash::routes())
         .merge(upgrade::routes())
         .merge(settings::routes())
+        .merge(warm_up::routes())
         .route("/v1/activity", get(activity))
         .route("/v1/gc", get(gc_state).post(collect_garbage))
         .route("/v1/gc/forget", post(forget_volume))

@@ -28,6 +28,7 @@ mod trash;
 mod upgrade;
 mod volume;
 mod volume_io;
+mod warm_up;
 
 use std::path::Path;
 use std::time::Duration;
@@ -131,7 +132,7 @@ pub(crate) fn detach(api: &ApiArgs, args: &DetachArgs) -> Result<()> {
     let path = format!("{}/detach", client::volume_path(&args.name));
     let request = DetachRequest {
         force: args.force,
-        ticket: None,
+        ..DetachRequest::default()
     };
     let client = Client::new(api)?;
     client

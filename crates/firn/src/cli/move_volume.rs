@@ -10,14 +10,12 @@ use serde::Serialize;
 
 use super::args::{ApiArgs, MoveArgs};
 use super::client::{Client, volume_path};
+use super::warm_up::{WarmUp, prepare_index, warm_up};
 use super::{output, similar_name, sync};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
     AttachRequest, Attachment, DataMode, DetachRequest, TransportChoice, Volume, VolumeState,
 };
-
-/// Uploads before the volume leaves. The first may take long, and what is written meanwhile makes the last one.
-const UPLOADS: usize = 2;
 
 /// What `firn move --json` prints.
 #[derive(Debug, Serialize)]
@@ -27,6 +25,32 @@ struct MoveReport {
     attachment: Attachment,
     /// For how long neither server had it.
     unserved_seconds: f64,
+    /// What the other server has read ahead, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warm_up: Option<WarmUp>,
+    /// What was done, in its order.
+    steps: Vec<Step>,
+}
+
+/// One step, and how long it took.
+#[derive(Debug, Serialize)]
+struct Step {
+    step: &'static str,
+    seconds: f64,
+}
+
+/// The steps so far.
+#[derive(Debug, Default)]
+struct Steps(Vec<Step>);
+
+impl Steps {
+    fn time<T>(&mut self, step: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let began = Instant::now();
+        let done = work()?;
+        let seconds = began.elapsed().as_secs_f64();
+        self.0.push(Step { step, seconds });
+        Ok(done)
+    }
 }
 
 pub(crate) fn move_volume(api: &ApiArgs, json: bool, args: &MoveArgs) -> Result<()> {
@@ -40,24 +64,18 @@ pub(crate) fn move_volume(api: &ApiArgs, json: bool, args: &MoveArgs) -> Result<
     check_is_known(&to, &volume, args)?;
     let back = attach_request(&volume, None);
     let there = attach_request(&volume, args.transport);
-    for _ in 0..UPLOADS {
-        sync::upload(&from, name)?;
-    }
+    let mut steps = Steps::default();
+    let warmed = make_ready((&from, &to), args, &mut steps)?;
     let began = Instant::now();
-    let force = args.force;
-    from.post_no_content(
-        &format!("{path}/detach"),
-        &DetachRequest {
-            force,
-            ticket: None,
-        },
-    )?;
-    let attached = to.post(&format!("{path}/attach"), &there);
+    steps.time("let go", || let_go(&from, args))?;
+    let attached = steps.time("attach", || to.post(&format!("{path}/attach"), &there));
     let attachment = attached.map_err(|failure| take_back(&from, name, &back, failure))?;
     let moved = MoveReport {
         volume: name.clone(),
         attachment,
         unserved_seconds: began.elapsed().as_secs_f64(),
+        warm_up: warmed,
+        steps: steps.0,
     };
     if json {
         return output::json(&moved);
@@ -66,8 +84,54 @@ pub(crate) fn move_volume(api: &ApiArgs, json: bool, args: &MoveArgs) -> Result<
         "firn: {name} is moved; for {} ms no server had it",
         Duration::from_secs_f64(moved.unserved_seconds).as_millis()
     );
+    if let Some(warmed) = &moved.warm_up {
+        eprintln!("firn: {}", warmed.describe());
+    }
     let Attachment { device, uri, .. } = moved.attachment;
     output::line(&device.or(uri).unwrap_or_default())
+}
+
+/// All that can be done while the volume is served. The first upload may take long; each leaves what was written meanwhile
+/// to the next, and the last so little that letting go is short.
+fn make_ready(
+    (from, to): (&Client, &Client),
+    args: &MoveArgs,
+    steps: &mut Steps,
+) -> Result<Option<WarmUp>> {
+    let name = &args.name;
+    steps.time("first upload", || sync::upload(from, name))?;
+    let mut warmed = None;
+    if !args.no_warm_up {
+        let time = args.warm_up.0;
+        warmed = Some(steps.time("warm-up", || Ok(warm_up(from, to, name, time)))?);
+        steps.time("second upload", || sync::upload(from, name))?;
+        steps.time("index there", || {
+            prepare_index(to, name);
+            Ok(())
+        })?;
+    }
+    steps.time("last upload", || sync::upload(from, name))?;
+    Ok(warmed)
+}
+
+fn let_go(from: &Client, args: &MoveArgs) -> Result<()> {
+    let path = format!("{}/detach", volume_path(&args.name));
+    let request = DetachRequest {
+        force: args.force,
+        awaited: true,
+        ticket: None,
+    };
+    match from.post_no_content(&path, &request) {
+        // A server of an older version does not know that another waits.
+        Err(failure) if failure.detail.contains("awaited") => {
+            let usual = DetachRequest {
+                awaited: false,
+                ..request
+            };
+            from.post_no_content(&path, &usual)
+        }
+        done => done,
+    }
 }
 
 /// How the other server is asked.

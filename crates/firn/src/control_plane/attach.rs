@@ -220,7 +220,11 @@ impl ControlPlane {
     /// Removes a volume's disk, disconnects its clients, uploads it and gives up its ownership.
     /// Unless `force` is set, only if nobody uses it.
     pub(crate) async fn detach(&self, name: &str, request: DetachRequest) -> Result<()> {
-        let DetachRequest { force, ticket } = request;
+        let DetachRequest {
+            force,
+            awaited,
+            ticket,
+        } = request;
         let _lock = self.volume_locks.lock(name).await;
         let open = self.volumes.get(name);
         if let Some(ticket) = ticket
@@ -235,7 +239,11 @@ impl ControlPlane {
             self.check_no_connections(name)?;
         }
         self.disks.detach(name, force).await?;
-        match self.close(&open).await {
+        let closed = match awaited {
+            true => self.hand_over(&open).await,
+            false => self.close(&open).await,
+        };
+        match closed {
             Ok(()) => {}
             // Another host has it: it is released here, and what only this host has stays in the log.
             Err(failure) if failure.code == FailureCode::VolumeFenced => {

@@ -27,6 +27,7 @@ mod trash;
 pub(crate) mod upgrades;
 mod volume_locks;
 mod waiting;
+mod warm_up;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -310,17 +311,30 @@ impl ControlPlane {
 
     /// Disconnects a volume's clients, uploads what the store lacks, and gives up its ownership.
     pub(crate) async fn close(&self, open: &OpenVolume) -> Result<()> {
-        self.close_retrying(open).await?;
+        let again = || self.host.close_volume(&open.volume);
+        self.close_retrying(open, again).await?;
         self.latencies.close(&open.info.name);
         Ok(())
     }
 
-    async fn close_retrying(&self, open: &OpenVolume) -> Result<()> {
+    /// The same for a volume that another server waits for.
+    async fn hand_over(&self, open: &OpenVolume) -> Result<()> {
+        let again = || self.host.hand_over_volume(&open.volume);
+        self.close_retrying(open, again).await?;
+        self.latencies.close(&open.info.name);
+        Ok(())
+    }
+
+    async fn close_retrying(
+        &self,
+        open: &OpenVolume,
+        close: impl Fn() -> volume::Answer<std::result::Result<(), OpenError>>,
+    ) -> Result<()> {
         self.volumes.remove(&open.info.name);
         self.nbd.disconnect(&open.export).await;
         let mut delay = CLOSE_RETRY_DELAY;
         for _ in 1..CLOSE_ATTEMPTS {
-            match self.host.close_volume(&open.volume).await {
+            match close().await {
                 // All data is in the store, but not the release of ownership. Without that, the
                 // next host would have to declare a loss although nothing is lost.
                 Err(OpenError::Store(reason)) => {
@@ -331,10 +345,7 @@ impl ControlPlane {
                 closed => return closed.map_err(Failure::from),
             }
         }
-        self.host
-            .close_volume(&open.volume)
-            .await
-            .map_err(Failure::from)
+        close().await.map_err(Failure::from)
     }
 
     /// Closes all volumes. One that cannot be uploaded stays in the log. One that is attached as a

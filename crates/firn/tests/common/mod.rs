@@ -325,6 +325,12 @@ impl Server {
         nbd::Client::connect(&self.socket, volume).unwrap()
     }
 
+    /// kill -9, while others still use what is known of it.
+    pub fn kill_in_place(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// kill -9.
     pub fn kill(mut self) {
         self.child.kill().unwrap();

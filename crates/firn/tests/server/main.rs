@@ -48,3 +48,4 @@ mod terminal;
 mod upgrade;
 mod upgrade_rings;
 mod waiting;
+mod warm_up;

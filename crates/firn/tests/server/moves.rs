@@ -1,11 +1,13 @@
 //! Moving a volume from one server to another of the same store, by `firn move`.
 
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::common::{Server, World, eventually};
+use crate::common::{Server, World, eventually, nbd};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 256;
@@ -18,7 +20,10 @@ fn state(world: &World, server: &Server) -> String {
 
 /// Writes numbers, each to the block that it says, until its connection ends; `acked` is the newest that completed.
 fn write_numbers(server: &Server, acked: &AtomicU64, stop: &AtomicBool) {
-    let mut client = server.connect("demo");
+    write_numbers_by(&mut server.connect("demo"), acked, stop);
+}
+
+fn write_numbers_by(client: &mut nbd::Client, acked: &AtomicU64, stop: &AtomicBool) {
     while !stop.load(Ordering::SeqCst) {
         let number = acked.load(Ordering::SeqCst) + 1;
         let content = number.to_le_bytes().repeat(BLOCK / 8);
@@ -120,4 +125,77 @@ fn a_volume_that_cannot_be_attached_there_is_attached_here_again() {
     assert!(said.contains("attached here again"), "{said}");
     assert_eq!(one.connect("demo").read(0, BLOCK).unwrap(), [5; BLOCK]);
     assert_eq!(state(&world, &two), "held");
+}
+
+/// Moves the volume under load, kills one of the servers so long after the command was started, and starts it again. Then one
+/// server has the volume, the other is refused, and all that completed is there.
+fn is_whole_after_a_kill(of_the_first: bool, after: Duration) {
+    let world = World::new();
+    let mut one = world.serve("one", &["--volume", "demo=8MiB"]);
+    let mut two = world.serve("two", &[]);
+    let acked = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut client = one.connect("demo");
+        let (acked, stop) = (&acked, &stop);
+        scope.spawn(move || write_numbers_by(&mut client, acked, stop));
+        eventually("writes", || acked.load(Ordering::SeqCst) > 300);
+        let args = [
+            "--api", &one.api, "move", "demo", "--to", &two.api, "--force",
+        ];
+        let mut command = world.command(&args);
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut moving = command.spawn().unwrap();
+        std::thread::sleep(after);
+        let killed = match of_the_first {
+            true => &mut one,
+            false => &mut two,
+        };
+        killed.kill_in_place();
+        moving.wait().unwrap();
+        stop.store(true, Ordering::SeqCst);
+        match of_the_first {
+            true => one = world.serve("one", &[]),
+            false => two = world.serve("two", &[]),
+        }
+    });
+    let attach = ["attach", "demo", "--transport", "nbd"];
+    let attached = [&one, &two].map(|server| world.run(server, &attach).status.success());
+    let what = format!("killed the first: {of_the_first}, after {after:?}");
+    let owner = match attached {
+        [true, false] => &one,
+        [false, true] => &two,
+        both => panic!("{what}: attached {both:?}"),
+    };
+    let (newest, acked) = (newest(owner), acked.load(Ordering::SeqCst));
+    assert!(
+        (acked..=acked + 1).contains(&newest),
+        "{what}: {newest}, {acked}"
+    );
+}
+
+#[test]
+fn a_server_that_is_killed_at_any_moment_of_a_move_leaves_the_volume_whole_and_with_one() {
+    for moment in 0..6 {
+        for of_the_first in [true, false] {
+            is_whole_after_a_kill(of_the_first, Duration::from_millis(25 * moment));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_dies_as_soon_as_it_has_the_volume_serves_it_when_it_is_back() {
+    let world = World::new();
+    let one = world.serve("one", &["--volume", "demo=8MiB"]);
+    let two = world.serve_as("two", &[], |command| {
+        command.env("FIRN_OPENING", "abort=demo");
+    });
+    one.connect("demo").write(0, &[5; BLOCK]).unwrap();
+    let said = world.expect_failure(&one, &["move", "demo", "--to", &two.api, "--force"]);
+    assert!(said.contains("could not be attached here again"), "{said}");
+    drop(two);
+    assert_eq!(state(&world, &one), "held", "it had taken the volume");
+    let two = world.serve("two", &[]);
+    assert_eq!(state(&world, &two), "open");
+    assert_eq!(two.connect("demo").read(0, BLOCK).unwrap(), [5; BLOCK]);
 }

@@ -139,6 +139,12 @@ pub(crate) struct MoveArgs {
     /// How to attach it there. [default: as it is attached here]
     #[arg(long, value_enum)]
     pub(crate) transport: Option<TransportChoice>,
+    /// For how long the other server may read ahead what this one has at hand of the volume, before this one lets go.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) warm_up: TimeSpan,
+    /// Let the other server read nothing ahead: it begins with a cold cache.
+    #[arg(long, conflicts_with = "warm_up")]
+    pub(crate) no_warm_up: bool,
     /// Move it even if it is mounted or has clients here: their connections end, and requests of a disk fail.
     #[arg(long)]
     pub(crate) force: bool,

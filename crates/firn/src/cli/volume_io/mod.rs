@@ -35,7 +35,7 @@ pub(super) fn detach(client: &Client, name: &str, force: bool) -> Result<()> {
         &format!("{}/detach", volume_path(name)),
         &DetachRequest {
             force,
-            ticket: None,
+            ..DetachRequest::default()
         },
     )
 }
@@ -56,6 +56,7 @@ pub(super) fn detach_own(client: &Client, name: &str, ticket: u64) -> Result<()>
     let request = DetachRequest {
         force: true,
         ticket: Some(ticket),
+        ..DetachRequest::default()
     };
     match client.post_no_content(&format!("{}/detach", volume_path(name)), &request) {
         Err(failure) if failure.code == FailureCode::NotAttached => Ok(()),
