@@ -60,6 +60,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "lost_answer_ends_no_pass",
     "continued_log_reuses_at_once",
     "prepared_index_is_any_roots",
+    "end_without_an_answer_is_the_end",
     "group_is_cut_one_by_one",
     "snapshot_is_acknowledged_before_its_frame",
     "kept_snapshot_has_no_identity",

@@ -229,7 +229,7 @@ impl Node {
         if let Some(device) = self.open.get(&volume) {
             // Both ways of closing have to stand every fault.
             let closed = match device.newest().0.is_multiple_of(2) {
-                true => self.host.hand_over_volume(device),
+                true => self.host.close_awaited_volume(device),
                 false => self.host.close_volume(device),
             };
             self.closing.push((volume, closed));

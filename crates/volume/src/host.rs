@@ -236,14 +236,14 @@ impl Host {
 
     /// The same for a volume that another host waits for: its last slices and the end of its epoch share a record, so that
     /// fewer requests follow each other. What that record names stays in the store until this host's next one.
-    pub fn hand_over_volume(&self, volume: &Volume) -> Answer<Result<(), OpenError>> {
+    pub fn close_awaited_volume(&self, volume: &Volume) -> Answer<Result<(), OpenError>> {
         let tail = Arc::clone(&volume.tail);
         self.control(move |engine| async move {
             if tail.is_snapshot() {
                 open_snapshot::close(&engine, &tail);
                 return Ok(());
             }
-            let_go::hand_over(&engine, &tail).await
+            let_go::close_awaited(&engine, &tail).await
         })
     }
 

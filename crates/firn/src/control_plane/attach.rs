@@ -240,7 +240,7 @@ impl ControlPlane {
         }
         self.disks.detach(name, force).await?;
         let closed = match awaited {
-            true => self.hand_over(&open).await,
+            true => self.close_awaited(&open).await,
             false => self.close(&open).await,
         };
         match closed {

@@ -318,8 +318,8 @@ impl ControlPlane {
     }
 
     /// The same for a volume that another server waits for.
-    async fn hand_over(&self, open: &OpenVolume) -> Result<()> {
-        let again = || self.host.hand_over_volume(&open.volume);
+    async fn close_awaited(&self, open: &OpenVolume) -> Result<()> {
+        let again = || self.host.close_awaited_volume(&open.volume);
         self.close_retrying(open, again).await?;
         self.latencies.close(&open.info.name);
         Ok(())

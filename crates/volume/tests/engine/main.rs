@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod awaited_closes;
 mod check;
 mod collector;
 mod collector_pins;
@@ -23,7 +24,7 @@ mod flow;
 mod fold;
 mod fold_costs;
 mod forks;
-mod hand_over;
+
 mod host_log;
 mod host_stop;
 mod index_bytes;

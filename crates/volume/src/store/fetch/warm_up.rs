@@ -35,8 +35,10 @@ use crate::units::{SECOND_NS, Span};
 const LOOKUPS_MAX: usize = 16 << 10;
 /// Look-ups between two pauses.
 const LOOKUPS_AT_ONCE: usize = 16;
-/// Chunks that are fetched before the next are looked up, so that neighbours in a pack share a request.
-const CHUNKS_AT_ONCE: usize = 256;
+/// Chunks that are fetched before the next are looked up, so that neighbours in a pack share a request, and packs one wait.
+const CHUNKS_AT_ONCE: usize = 2048;
+/// Bytes of them in the store, at most about: they are in memory until the disk has them.
+const BYTES_AT_ONCE: u64 = 16 << 20;
 /// How long one call fetches: who asks hears how far it came, and asks again.
 const FETCH_NS: u64 = 5 * SECOND_NS;
 
@@ -190,7 +192,7 @@ async fn fetch_ranges(engine: &Arc<Engine>, tail: &Arc<Tail>, ranges: &[Range<u6
     let until_ns = engine.jobs.mono_ns() + FETCH_NS;
     let end = tail.lock().geometry.bytes / SECTOR_BYTES;
     let mut warmed = WarmUp::default();
-    let (mut found, mut looked_at) = (Vec::new(), 0);
+    let (mut found, mut bytes, mut looked_at) = (Vec::new(), 0, 0);
     for range in ranges {
         let mut start = range.start;
         let range_end = range.end.min(end);
@@ -202,9 +204,11 @@ async fn fetch_ranges(engine: &Arc<Engine>, tail: &Arc<Tail>, ranges: &[Range<u6
             let Some(chunks) = find_missing(engine, tail, span).await else {
                 return warmed;
             };
+            bytes += chunks.iter().map(|one| u64::from(one.stored)).sum::<u64>();
             found.extend(chunks);
             start = span.end;
-            if found.len() >= CHUNKS_AT_ONCE {
+            if found.len() >= CHUNKS_AT_ONCE || bytes >= BYTES_AT_ONCE {
+                bytes = 0;
                 warmed.fetched_bytes += fetch(engine, tail, std::mem::take(&mut found)).await;
                 if engine.jobs.mono_ns() >= until_ns {
                     warmed.ranges = looked_at;

@@ -22,7 +22,7 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
 }
 
 /// The same, by one record for the last slices and the end of the epoch.
-pub(crate) async fn hand_over(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+pub(crate) async fn close_awaited(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let_go(engine, tail, true).await
 }
 

@@ -18,7 +18,7 @@ use crate::store::objects::{IndexRead, read_exactly};
 use crate::units::Span;
 
 /// Footers read at once.
-const READS_AT_ONCE: usize = 32;
+const READS_AT_ONCE: usize = 64;
 
 /// Loads all deltas. Nodes and pages are loaded when they are needed.
 pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {

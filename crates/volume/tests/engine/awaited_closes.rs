@@ -16,8 +16,8 @@ const MIB: u64 = 1 << 20;
 /// What the store takes for a request.
 const STORE_MS: u64 = 100;
 
-fn hand_over(world: &mut World, volume: &Volume) -> Result<(), OpenError> {
-    let answer = world.host.hand_over_volume(volume);
+fn close_awaited(world: &mut World, volume: &Volume) -> Result<(), OpenError> {
+    let answer = world.host.close_awaited_volume(volume);
     world.wait(|_| answer.try_take())
 }
 
@@ -48,8 +48,8 @@ fn letting_go_takes_four_requests_in_a_row_and_taking_three() {
     let (mut world, volume) = with_slices(2);
     world.env.store_ms = STORE_MS;
     // The pack, the record, the look around, the root.
-    let (done, took) = took_ms(&mut world, |world| hand_over(world, &volume));
-    done.expect("handed over");
+    let (done, took) = took_ms(&mut world, |world| close_awaited(world, &volume));
+    done.expect("closed");
     assert!((350..450).contains(&took), "{took} ms");
     let mut other = other_host(&mut world);
     other.env.store_ms = STORE_MS;
@@ -69,7 +69,7 @@ fn footers_read(is_prepared: bool) -> usize {
         assert_eq!(warmed.fetched_bytes, 0, "the index alone");
     }
     world.write(&volume, 8, 3, 4096);
-    hand_over(&mut world, &volume).expect("handed over");
+    close_awaited(&mut world, &volume).expect("closed");
     crate::support::hosts::hand_over(&mut world, &mut other);
     let key = ("range", "packs".to_owned());
     other.env.requests.clear();
@@ -101,7 +101,7 @@ fn what_a_stale_index_gives() {
         "it is folded"
     );
     world.write(&volume, 0, 5, 4096);
-    hand_over(&mut world, &volume).expect("handed over");
+    close_awaited(&mut world, &volume).expect("closed");
     crate::support::hosts::hand_over(&mut world, &mut other);
     let volume = other.open("demo");
     let found = [0, 8, 16].map(|sector| other.read_fill(&volume, sector, 4096));
@@ -127,7 +127,7 @@ fn ranges_that_are_prepared_are_read_from_the_cache_later_and_hold_nobody_up_if_
     assert!(warmed.fetched_bytes > 0);
     let again = prepare(&mut other, vec![0..32, 32..64]);
     assert_eq!((again.ranges, again.fetched_bytes), (2, 0), "all is here");
-    hand_over(&mut world, &volume).expect("handed over");
+    close_awaited(&mut world, &volume).expect("closed");
     crate::support::hosts::hand_over(&mut world, &mut other);
     let volume = other.open("demo");
     let key = ("range", "packs".to_owned());
@@ -151,7 +151,7 @@ fn hints_are_what_the_log_and_the_cache_have() {
     let hot = list(&mut world, &volume);
     assert_eq!(hot.len(), 1);
     assert_eq!((hot[0].sectors.clone(), hot[0].is_hot), (0..16, true));
-    hand_over(&mut world, &volume).expect("handed over");
+    close_awaited(&mut world, &volume).expect("closed");
     let mut other = other_host(&mut world);
     let volume = other.open("demo");
     assert_eq!(list(&mut other, &volume), []);
@@ -161,12 +161,12 @@ fn hints_are_what_the_log_and_the_cache_have() {
     assert_eq!((read[0].sectors.clone(), read[0].is_hot), (8..16, false));
 }
 
-/// Cuts a hand-over at one request. Then the volume is this host's, with all of it, and nobody else's; or it is free, with all of
+/// Cuts such a close at one request. Then the volume is this host's, with all of it, and nobody else's; or it is free, with all of
 /// it. Whether the request was reached.
 fn with_fault(at: usize, fault: Fault) -> bool {
     let (mut world, volume) = with_slices(1);
     world.env.fault_after = Some((at, fault));
-    let answer = world.host.hand_over_volume(&volume);
+    let answer = world.host.close_awaited_volume(&volume);
     match fault {
         Fault::LostAnswer => {
             world
@@ -194,7 +194,7 @@ fn with_fault(at: usize, fault: Fault) -> bool {
     let volume = world.open("demo");
     assert_eq!(world.read_fill(&volume, 0, 4096), 2, "{what}");
     world.write(&volume, 8, 7, 4096);
-    hand_over(&mut world, &volume).expect("handed over");
+    close_awaited(&mut world, &volume).expect("closed");
     let mut other = other_host(&mut world);
     let volume = other.open("demo");
     let found = [0, 8].map(|sector| other.read_fill(&volume, sector, 4096));
@@ -203,7 +203,7 @@ fn with_fault(at: usize, fault: Fault) -> bool {
 }
 
 #[test]
-fn a_hand_over_that_is_cut_at_any_request_leaves_the_volume_whole_and_with_one_host() {
+fn an_awaited_close_that_is_cut_at_any_request_leaves_the_volume_whole_and_with_one_host() {
     for fault in [Fault::LostAnswer, Fault::Outage, Fault::OutageBehind] {
         let cuts = (0..100).take_while(|at| with_fault(*at, fault)).count();
         assert!((4..100).contains(&cuts), "{fault:?}: {cuts} requests");
@@ -211,27 +211,27 @@ fn a_hand_over_that_is_cut_at_any_request_leaves_the_volume_whole_and_with_one_h
 }
 
 #[test]
-fn a_sync_that_waits_beside_a_hand_over_is_told_that_all_is_stored() {
+fn a_sync_that_waits_beside_an_awaited_close_is_told_that_all_is_stored() {
     let (mut world, volume) = with_slices(1);
     world.env.store_ms = STORE_MS;
-    let answer = world.host.hand_over_volume(&volume);
+    let answer = world.host.close_awaited_volume(&volume);
     world.pass(50);
     let synced = world.host.sync(&volume);
     world.wait(|_| synced.try_take()).expect("stored");
-    world.wait(|_| answer.try_take()).expect("handed over");
+    world.wait(|_| answer.try_take()).expect("closed");
     let refused = world.request(&volume, Op::Flush, &mut []);
     assert!(refused.is_err(), "it is not here any more");
 }
 
 #[test]
-fn a_volume_whose_root_is_another_hosts_is_not_handed_over() {
+fn a_volume_whose_root_is_another_hosts_is_not_given_back() {
     let (mut world, volume) = with_slices(1);
     let mut other = elsewhere(&world);
     let theirs = other.try_open("demo", true).expect("taken over");
     other.write(&theirs, 16, 9, 4096);
     other.sync(&theirs);
     crate::support::hosts::hand_over(&mut other, &mut world);
-    let refused = hand_over(&mut world, &volume).expect_err("fenced");
+    let refused = close_awaited(&mut world, &volume).expect_err("fenced");
     assert!(matches!(refused, OpenError::Fenced(_)), "{refused}");
     let kept = world.host.unserved_tails();
     assert!(kept.iter().any(|tail| tail.rescue), "{kept:?}");
@@ -242,13 +242,13 @@ fn a_volume_whose_root_is_gone_is_served_on() {
     let (mut world, volume) = with_slices(1);
     let key = "volumes/demo/root".to_owned();
     let root = world.env.objects.remove(&key).expect("it is there");
-    let refused = hand_over(&mut world, &volume).expect_err("its root is gone");
+    let refused = close_awaited(&mut world, &volume).expect_err("its root is gone");
     assert!(matches!(refused, OpenError::RootMissing(_)), "{refused}");
     assert_eq!(world.read_fill(&volume, 0, 4096), 2);
     world.write(&volume, 8, 3, 4096);
     world.env.objects.insert(key, root);
     world.pass(60_000);
-    hand_over(&mut world, &volume).expect("handed over");
+    close_awaited(&mut world, &volume).expect("closed");
     let env = Environment {
         objects: world.kill().objects,
         versions: 5000,
@@ -259,8 +259,44 @@ fn a_volume_whose_root_is_gone_is_served_on() {
     assert_eq!(other.read_fill(&volume, 8, 4096), 3);
 }
 
+/// The record that ends the epoch stands, and for a while the store says nothing about the volume's root.
+fn a_record_that_cannot_be_looked_around() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 2, 4096);
+    world.env.store_ms = STORE_MS;
+    let answer = world.host.close_awaited_volume(&volume);
+    let records = |world: &World| {
+        let keys = world.env.objects.keys();
+        keys.filter(|key| key.contains("/log/")).count()
+    };
+    while records(&world) == 0 {
+        world.pass(10);
+    }
+    world.env.failing_keys.push("volumes/demo/root".into());
+    world.pass(10_000);
+    assert!(answer.try_take().is_none(), "it is not known to be stored");
+    assert!(records(&world) > 1, "it is said again");
+    world.env.failing_keys.clear();
+    world.wait(|_| answer.try_take()).expect("closed");
+    world.env.store_ms = 0;
+    let mut other = other_host(&mut world);
+    let volume = other.open("demo");
+    assert_eq!(other.read_fill(&volume, 0, 4096), 2);
+}
+
+#[test]
+fn last_slices_that_cannot_be_looked_around_are_named_again_until_they_are() {
+    a_record_that_cannot_be_looked_around();
+}
+
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    canary::each_is_seen(&[("prepared_index_is_any_roots", what_a_stale_index_gives)]);
+    canary::each_is_seen(&[
+        ("prepared_index_is_any_roots", what_a_stale_index_gives),
+        (
+            "end_without_an_answer_is_the_end",
+            a_record_that_cannot_be_looked_around,
+        ),
+    ]);
 }
