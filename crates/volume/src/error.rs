@@ -33,6 +33,20 @@ pub enum OpenError {
     Store(String),
     /// No volume of this name.
     NoSuchVolume(String),
+    /// The volume or snapshot of this name has another one now.
+    Renamed {
+        /// The name that it had.
+        name: String,
+        /// The name that it got then.
+        new_name: String,
+    },
+    /// A volume is being renamed, or that was cut short.
+    Renaming {
+        /// The name that it had.
+        name: String,
+        /// The name that it gets.
+        new_name: String,
+    },
     /// No snapshot of this name.
     NoSuchSnapshot(String),
     /// Nothing in the trash has this name or id.
@@ -112,6 +126,14 @@ impl OpenError {
             OpenError::NoSuchVolume(name) => {
                 write!(f, "no volume named {name}: see `firn volume list`")
             }
+            OpenError::Renamed { name, new_name } => {
+                write!(f, "{name} was renamed: its name is {new_name} now")
+            }
+            OpenError::Renaming { name, new_name } => write!(
+                f,
+                "volume {name} is being renamed to {new_name}, or that was cut short, and until it has ended neither name can \
+                 be used: try again, or go on with it by `firn volume rename {name} {new_name}`"
+            ),
             OpenError::NoSuchSnapshot(name) => write!(
                 f,
                 "no snapshot named {name}: see `firn snapshot list {}`",
@@ -211,6 +233,8 @@ impl fmt::Display for OpenError {
             OpenError::Disk(why) | OpenError::Store(why) => f.write_str(why),
             OpenError::HostStopped(stop) => stop.fmt(f),
             OpenError::NoSuchVolume(_)
+            | OpenError::Renamed { .. }
+            | OpenError::Renaming { .. }
             | OpenError::NoSuchSnapshot(_)
             | OpenError::NotInTrash(_)
             | OpenError::Exists(_)

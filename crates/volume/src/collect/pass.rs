@@ -74,6 +74,8 @@ pub struct Findings {
     pub index_bytes: u64,
     /// Hosts whose logs are not whole: nothing of theirs is removed.
     pub unsure_hosts: u64,
+    /// Names of volumes that are on their way to others, which was perhaps cut short.
+    pub leaving: Vec<String>,
     /// Needless pins that could not be removed this time.
     pub failed_pins: u64,
     /// Another collector ended a pass meanwhile, and this one left the rest to it.
@@ -220,6 +222,7 @@ async fn examine(
     let rooted = std::mem::take(&mut trace.volumes);
     check_roots(port, &rooted, &volumes).await?;
     findings.roots = trace.roots;
+    findings.leaving = std::mem::take(&mut trace.leaving);
     findings.pins = trace.pins;
     let needless = std::mem::take(&mut trace.needless);
     findings.needless_pins = needless.len() as u64;

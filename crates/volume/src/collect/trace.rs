@@ -4,7 +4,7 @@
 //! object makes the pass read the root again, and is an error only if the root has not moved. Blocks that forks
 //! share are read once.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::error::CollectError;
 use super::named::NamedObjects;
@@ -17,13 +17,13 @@ use crate::hostlog::root_updates::has_tombstone;
 use crate::jobs::join_all;
 use crate::object::node::{Node, decode_node};
 use crate::object::page::{BlockRef, Page, decode_of_any, decode_page};
-use crate::object::root::Root;
+use crate::object::root::{RenameStep, Root};
 use crate::object::sessions::SessionNames;
 use crate::object::{
     FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key, snapshot_of_root_key,
     volume_of_root_key,
 };
-use crate::units::VolumeId;
+use crate::units::{Epoch, VolumeId};
 
 /// Reads of an index block that arrives short or damaged.
 const READS_MAX: u32 = 5;
@@ -45,6 +45,12 @@ pub(super) struct Trace<'a, P> {
     pub(super) roots: u64,
     /// Volumes of these roots, including deleted ones.
     pub(super) volumes: BTreeSet<VolumeId>,
+    /// The newest epochs of them.
+    epochs: BTreeMap<VolumeId, Epoch>,
+    /// Names of volumes that are on their way to others.
+    pub(super) leaving: Vec<String>,
+    /// Volumes that were renamed, with the names that they got.
+    renamed: BTreeMap<VolumeId, String>,
     pub(super) pins: u64,
     /// Keys of needless pins: their child has a root of its own, or had one.
     pub(super) needless: Vec<String>,
@@ -76,6 +82,9 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             passed: 0,
             roots: 0,
             volumes: BTreeSet::new(),
+            epochs: BTreeMap::new(),
+            leaving: Vec::new(),
+            renamed: BTreeMap::new(),
             pins: 0,
             needless: Vec::new(),
             index_blocks: 0,
@@ -101,6 +110,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
                     self.trace_root(&name).await?;
                 }
             }
+            is_new |= self.trace_renamed().await?;
             if canary::active!("collector_reads_no_pins") {
                 return Ok(());
             }
@@ -127,6 +137,21 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         Err(CollectError::Moving)
     }
 
+    /// Reads once more the names that volumes got which no root is of: they may have been read before the volume came there,
+    /// and the name that it had behind that. Whether there were any.
+    async fn trace_renamed(&mut self) -> Result<bool, CollectError> {
+        let mut renamed = std::mem::take(&mut self.renamed);
+        renamed.retain(|volume, _| !self.volumes.contains(volume));
+        for name in renamed.values() {
+            match self.trace_root(name).await {
+                // Somebody removed it. If anything of it is left, that tells.
+                Err(CollectError::Missing(key)) if key == root_key(name) => {}
+                traced => traced?,
+            }
+        }
+        Ok(!renamed.is_empty())
+    }
+
     async fn trace_root(&mut self, name: &str) -> Result<(), CollectError> {
         self.roots += 1;
         let mut before: Option<Version> = None;
@@ -137,7 +162,19 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             // Nobody removes a root. If somebody did, what it named is not the collector's to judge.
             let (root, version) = found.ok_or_else(|| CollectError::Missing(key.clone()))?;
             self.volumes.insert(root.volume);
-            let is_held = root.is_in_trash() && !canary::active!("trash_holds_nothing");
+            let newest = self.epochs.entry(root.volume).or_default();
+            *newest = root.epoch.max(*newest);
+            let in_trash = root.is_in_trash() && !canary::active!("trash_holds_nothing");
+            let is_leaving = root.is_leaving() && !canary::active!("leaving_root_holds_nothing");
+            let is_held = in_trash || is_leaving;
+            if let Some(mark) = root.rename_mark()
+                && mark.step == RenameStep::Gone
+            {
+                self.renamed.insert(mark.volume, mark.other);
+            }
+            if is_leaving && before.is_none() {
+                self.leaving.push(name.to_owned());
+            }
             if root.deleted && !is_held {
                 return Ok(());
             }
@@ -199,7 +236,8 @@ impl<'a, P: CollectPort> Trace<'a, P> {
     /// has the pin's epoch or a later one, because the session that was to write the child's root cannot write it
     /// any more. It is also so where another volume has the name and the child's tombstone is kept: the child had
     /// its root, and whatever update created it expects the version from before. Without a tombstone nothing
-    /// follows from the name: its next owner may be deleted before the child is created.
+    /// follows from the name: its next owner may be deleted before the child is created. A volume that was renamed has its
+    /// root under another name, and says the same from there.
     async fn judge_pin(&mut self, key: &str, pinned: &Root) -> Result<(), CollectError> {
         let root = root_key(&pinned.name);
         let found = read_decoded(self.port, &root, Root::decode).await;
@@ -208,7 +246,12 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             Some((root, _)) if root.volume == pinned.volume => root.epoch >= pinned.epoch,
             Some(_) if canary::active!("pins_of_names_taken_again_stay") => false,
             Some(_) if canary::active!("pins_go_when_their_name_is_taken") => true,
-            _ => has_tombstone(self.port, pinned.volume).await,
+            _ => match self.epochs.get(&pinned.volume) {
+                Some(epoch) if !canary::active!("pins_are_judged_by_their_name_alone") => {
+                    *epoch >= pinned.epoch
+                }
+                _ => has_tombstone(self.port, pinned.volume).await,
+            },
         };
         if is_needless {
             self.needless.push(key.to_owned());

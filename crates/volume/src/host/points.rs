@@ -13,6 +13,7 @@ use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots, show_snapshot};
 use crate::store::forks::{self, Durability, Fork};
 use crate::store::parts::{ListPart, ListPlace};
+use crate::store::rename::rename;
 use crate::store::trash::entries::TrashedVolume;
 use crate::store::trash::{self, entries};
 
@@ -57,6 +58,13 @@ impl Host {
     pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
         self.control(move |engine| async move { catalog::delete(&engine, &name, None).await })
+    }
+
+    /// Gives a volume that is open nowhere another name, with its snapshots, or goes on where that was cut short. Its
+    /// identity stays.
+    pub fn rename_volume(&self, old: &str, new: &str) -> Answer<Result<VolumeInfo, OpenError>> {
+        let (old, new) = (old.to_owned(), new.to_owned());
+        self.control(move |engine| async move { rename(&engine, &old, &new).await })
     }
 
     /// Makes a snapshot, `VOLUME@SNAPSHOT`, of the volume as it is now, while writers go on. Ends when the snapshot

@@ -7,7 +7,7 @@
 use super::FormatError;
 use super::pack::{Ancestor, Lineage};
 use crate::codec::{Reader, TruncatedInput, Writer};
-use crate::units::{Lsn, VolumeId};
+use crate::units::{Epoch, Lsn, VolumeId};
 
 const MUST_UNDERSTAND: u16 = 1;
 /// The LSN up to which deltas were folded, u64. A writer that folded and did not know it would leave it
@@ -23,6 +23,13 @@ const SNAPSHOT: u16 = 3;
 /// each, and u8 1 if it is leaving. What it names is reachable, so whoever collects garbage must understand it.
 const TRASH: u16 = 4;
 const TRASH_BYTES: usize = 17;
+/// A deleted root is a step of a renaming: see [`RenameMark`]. u8 the step, u64 an epoch, 16 bytes an identity, a name as a
+/// text. Of the first two what the old name still holds is reachable, and neither name is free, so they must be
+/// understood. Who does not know the last one takes it for any deleted root, and is right.
+const RENAME: u16 = 5;
+const RENAME_KEPT: u8 = 1;
+const RENAME_LEAVING: u8 = 2;
+const RENAME_GONE: u8 = 3;
 
 /// What an extension holds; kept as found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +52,30 @@ pub struct TrashMark {
     pub until_unix_ms: u64,
     /// It is leaving: a part of it may be deleted already.
     pub is_going: bool,
+}
+
+/// What a root under one of the two names of a renaming is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameStep {
+    /// Under the new name: it is kept for the volume, and holds nothing yet.
+    Kept,
+    /// Under the old name: the volume is on its way, and what it holds is held from here until it has arrived.
+    Leaving,
+    /// Under the old name: the volume has another one. The name is free.
+    Gone,
+}
+
+/// That a deleted root is a step of a renaming.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenameMark {
+    /// Which one.
+    pub step: RenameStep,
+    /// The other name.
+    pub other: String,
+    /// Kept, gone: the volume. Leaving: the identity of the root that keeps the new name, drawn for it alone.
+    pub volume: VolumeId,
+    /// Kept: the epoch of the volume whose root it may leave. Leaving: the epoch of the root that keeps the new name.
+    pub epoch: Epoch,
 }
 
 /// All of one root.
@@ -114,6 +145,29 @@ impl Extensions {
         self.0.retain(|found| found.tag != TRASH);
     }
 
+    /// Which step of a renaming it is; none if it is none.
+    pub(super) fn rename_mark(&self) -> Option<RenameMark> {
+        decode_rename_mark(self.find(RENAME)?).ok()
+    }
+
+    pub(super) fn set_rename_mark(&mut self, mark: &RenameMark) {
+        let mut bytes = Writer::new();
+        bytes.u8(match mark.step {
+            RenameStep::Kept => RENAME_KEPT,
+            RenameStep::Leaving => RENAME_LEAVING,
+            RenameStep::Gone => RENAME_GONE,
+        });
+        bytes
+            .u64(mark.epoch.0)
+            .raw(&mark.volume.0)
+            .text(&mark.other);
+        self.set(RENAME, bytes.finish());
+    }
+
+    pub(super) fn clear_rename_mark(&mut self) {
+        self.0.retain(|found| found.tag != RENAME);
+    }
+
     fn find(&self, tag: u16) -> Option<&[u8]> {
         let found = self.0.iter().find(|found| found.tag == tag);
         found.map(|found| &found.bytes[..])
@@ -127,7 +181,7 @@ impl Extensions {
     pub(super) fn encode(&self, body: &mut Writer) {
         body.u16(self.0.len() as u16);
         for extension in &self.0 {
-            let flags = match is_known(extension.tag) {
+            let flags = match must_understand(extension) {
                 true => MUST_UNDERSTAND,
                 false => 0,
             };
@@ -144,8 +198,14 @@ impl Extensions {
     }
 }
 
+/// Whether a reader that does not know it must refuse the root.
+fn must_understand(extension: &Extension) -> bool {
+    let is_gone = extension.tag == RENAME && extension.bytes.first() == Some(&RENAME_GONE);
+    is_known(extension.tag) && !is_gone
+}
+
 fn is_known(tag: u16) -> bool {
-    matches!(tag, FOLDED | LINEAGE | SNAPSHOT | TRASH)
+    matches!(tag, FOLDED | LINEAGE | SNAPSHOT | TRASH | RENAME)
 }
 
 fn decode_extension(r: &mut Reader<'_>, version: u16) -> Result<Extension, FormatError> {
@@ -160,6 +220,9 @@ fn decode_extension(r: &mut Reader<'_>, version: u16) -> Result<Extension, Forma
         LINEAGE => len.is_multiple_of(LINEAGE_BYTES) && is_marked,
         SNAPSHOT => is_marked && decode_labels(&bytes).is_ok(),
         TRASH => is_marked && len == TRASH_BYTES && decode_trash_mark(&bytes).is_ok(),
+        RENAME => {
+            decode_rename_mark(&bytes).is_ok_and(|mark| is_marked || mark.step == RenameStep::Gone)
+        }
         _ => true,
     };
     if !is_whole {
@@ -178,6 +241,27 @@ fn decode_trash_mark(bytes: &[u8]) -> Result<TrashMark, TruncatedInput> {
         is_going: r.u8()? != 0,
     };
     Ok(mark)
+}
+
+fn decode_rename_mark(bytes: &[u8]) -> Result<RenameMark, TruncatedInput> {
+    let mut r = Reader::new(bytes);
+    let step = match r.u8()? {
+        RENAME_KEPT => RenameStep::Kept,
+        RENAME_LEAVING => RenameStep::Leaving,
+        RENAME_GONE => RenameStep::Gone,
+        _ => return Err(TruncatedInput),
+    };
+    let (epoch, volume, other) = (Epoch(r.u64()?), VolumeId(r.array()?), r.text()?);
+    let mark = RenameMark {
+        step,
+        other,
+        volume,
+        epoch,
+    };
+    match r.remaining() {
+        0 => Ok(mark),
+        _ => Err(TruncatedInput),
+    }
 }
 
 fn decode_labels(bytes: &[u8]) -> Result<Labels, TruncatedInput> {

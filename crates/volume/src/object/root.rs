@@ -15,8 +15,8 @@
 
 use blkmq::io::SECTOR_BYTES;
 
-pub use super::extensions::TrashMark;
 use super::extensions::{Extensions, Labels};
+pub use super::extensions::{RenameMark, RenameStep, TrashMark};
 use super::pack::{Ancestor, Lineage};
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use super::sessions::{SessionNames, decode_session, decode_sessions, encode_session, object_of};
@@ -239,6 +239,26 @@ impl Root {
 
     pub(crate) fn clear_trash_mark(&mut self) {
         self.extensions.clear_trash_mark();
+    }
+
+    /// Which step of a renaming it is, if it is one: then it is deleted.
+    pub fn rename_mark(&self) -> Option<RenameMark> {
+        self.extensions.rename_mark().filter(|_| self.deleted)
+    }
+
+    /// Whether its volume is on its way to another name: what it names is held all the same.
+    pub(crate) fn is_leaving(&self) -> bool {
+        let mark = self.rename_mark();
+        mark.is_some_and(|mark| mark.step == RenameStep::Leaving)
+    }
+
+    /// Makes it a step of a renaming, once it is deleted.
+    pub(crate) fn set_rename_mark(&mut self, mark: &RenameMark) {
+        self.extensions.set_rename_mark(mark);
+    }
+
+    pub(crate) fn clear_rename_mark(&mut self) {
+        self.extensions.clear_rename_mark();
     }
 
     /// The packs and index objects that it names.
@@ -615,6 +635,43 @@ mod tests {
         root.set_trash_mark(mark);
         root.extensions.0[1].bytes.push(0);
         assert!(Root::decode(&root.encode()).is_err());
+    }
+
+    #[test]
+    fn a_deleted_root_says_which_step_of_a_renaming_it_is_and_one_that_is_not_deleted_never_does() {
+        for step in [RenameStep::Kept, RenameStep::Leaving, RenameStep::Gone] {
+            let mut root = root();
+            let mark = RenameMark {
+                step,
+                other: "another".into(),
+                volume: VolumeId([7; 16]),
+                epoch: Epoch(9),
+            };
+            root.set_rename_mark(&mark);
+            assert_eq!(root.rename_mark(), None);
+            root.deleted = true;
+            let found = Root::decode(&root.encode()).expect("a root");
+            assert_eq!(found.rename_mark(), Some(mark));
+            assert_eq!(found.is_leaving(), step == RenameStep::Leaving);
+            // An older firn takes one that is gone for deleted, and refuses the others.
+            let mut encoded = root.encode();
+            let length = root.extensions.0[1].bytes.len();
+            let flags = encoded.len() - length - 6;
+            assert_eq!(encoded[flags] == 1, step != RenameStep::Gone);
+            encoded[flags - 2] = 99;
+            let crc = crc64(&[&encoded[..16], &encoded[24..]]);
+            encoded[16..24].copy_from_slice(&crc.to_le_bytes());
+            let read = Root::decode(&encoded);
+            assert_eq!(read.is_ok(), step == RenameStep::Gone, "{read:?}");
+            let bytes = root.extensions.0[1].bytes.len();
+            root.extensions.0[1].bytes[0] = 4;
+            assert!(Root::decode(&root.encode()).is_err(), "no such step");
+            root.extensions.0[1].bytes[0] = 1;
+            root.extensions.0[1].bytes.truncate(bytes - 1);
+            assert!(Root::decode(&root.encode()).is_err(), "it is not whole");
+            root.clear_rename_mark();
+            assert_eq!(root.rename_mark(), None);
+        }
     }
 
     #[test]

@@ -222,6 +222,8 @@ pub enum RebuildError {
     Whole(String),
     /// The volume was deleted.
     Deleted(String),
+    /// The volume has another name now.
+    Renamed(String, String),
     /// Nothing in the store is of a lost volume of this name.
     NotFound(String, Vec<RootlessVolume>),
     /// Several lost volumes had the name.
@@ -261,6 +263,11 @@ impl std::fmt::Display for RebuildError {
             RebuildError::Deleted(name) => write!(
                 f,
                 "{name} was deleted, not lost: see `firn trash list`; what is not there any more cannot be rebuilt"
+            ),
+            RebuildError::Renamed(name, new) => write!(
+                f,
+                "{name} was renamed to {new}, not lost: see `firn check {new}`; what is lost under that name is rebuilt by its \
+                 id, which a check of everything names"
             ),
             RebuildError::NotFound(name, others) => {
                 write!(

@@ -14,7 +14,7 @@ use crate::driver::{StoreError, Version};
 use crate::hostlog::marks::Pin;
 use crate::hostlog::names::{INDEX_PREFIX, PIN_PREFIX, tombstone_key, trash_prefix};
 use crate::object::pack::Lineage;
-use crate::object::root::Root;
+use crate::object::root::{RenameStep, Root};
 use crate::object::{FormatError, SNAPSHOT_SIGN, root_key};
 use crate::store::catalog::volume_spec::{check_name, check_size};
 use crate::store::forks::snapshot_list::check_snapshot_name;
@@ -85,6 +85,11 @@ pub(super) async fn find(
             }
             Some(root) => {
                 // Its name is another volume's, or was.
+                if let (Some(mark), None) = (root.rename_mark(), &request.volume)
+                    && mark.step != RenameStep::Kept
+                {
+                    return Err(RebuildError::Renamed(name.clone(), mark.other));
+                }
                 let is_tombstone = root.deleted;
                 if is_tombstone && request.volume.is_none() {
                     return Err(RebuildError::Deleted(name.clone()));

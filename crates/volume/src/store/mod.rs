@@ -5,7 +5,7 @@
 //! in order; beside it [`fold`] merges deltas into index pages; [`roots`] reads and replaces a volume's root, one
 //! at a time, and [`host_log`] writes the records of the host; [`fetch`] brings chunks into memory, for reads and
 //! ahead of them. [`forks`] makes snapshots of volumes and volumes of them, [`diff`] says what differs between
-//! them, [`trash`] keeps deleted volumes for a while; [`collector`] and [`compact`] give back what is not needed.
+//! them, [`trash`] keeps deleted volumes for a while, [`rename`] gives volumes other names; [`collector`] and [`compact`] give back what is not needed.
 //! [`parts`] lists roots a part at a time, [`objects`] and [`immutable`] make the single requests of them all.
 
 pub(crate) mod catalog;
@@ -21,5 +21,6 @@ mod immutable;
 pub(crate) mod objects;
 pub(crate) mod open;
 pub(crate) mod parts;
+pub(crate) mod rename;
 pub(crate) mod roots;
 pub(crate) mod trash;

@@ -47,6 +47,8 @@ mod rebuild_forks;
 mod rebuild_histories;
 mod rebuild_order;
 mod recovery_point;
+mod rename;
+mod rename_races;
 mod restart;
 mod restores;
 mod roots;

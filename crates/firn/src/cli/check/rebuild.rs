@@ -108,7 +108,9 @@ fn into_failure(error: &RebuildError) -> Failure {
             FailureCode::Invalid
         }
         RebuildError::Deleted(_) => FailureCode::VolumeDeleted,
-        RebuildError::NotFound(..) | RebuildError::Ambiguous(..) => FailureCode::NoSuchVolume,
+        RebuildError::NotFound(..) | RebuildError::Ambiguous(..) | RebuildError::Renamed(..) => {
+            FailureCode::NoSuchVolume
+        }
         RebuildError::Taken(_) => FailureCode::VolumeExists,
         RebuildError::Snapshot(_) => FailureCode::NoSuchSnapshot,
         RebuildError::Held(..) => FailureCode::VolumeHeld,

@@ -32,7 +32,8 @@ use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::open::tail_claim::TailClaim;
 use crate::store::open::{OpenMode, discard_tail, take_epoch};
 use crate::store::parts::{ListPart, ListPlace, PartBuilder, RootWalk};
-use crate::store::roots::{read_any_root, read_root, unusable_root_error};
+use crate::store::rename::signs::check_free_of_renaming;
+use crate::store::roots::{read_any_root, read_root, unusable_root_error, why_not_there};
 use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Lsn};
 
@@ -82,8 +83,11 @@ pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<Volu
         // A root exists, or the outcome is not known: read it to see whether it is this one.
         match read_any_root(engine, &root.name).await {
             Ok(head) if head.root.volume == root.volume => return Ok(VolumeInfo::of(&root)),
-            // A tombstone: the name is free.
-            Ok(head) if head.root.deleted => return create_again(engine, root, &head).await,
+            // A tombstone: the name is free, unless a volume is on its way from there or to it.
+            Ok(head) if head.root.deleted => {
+                check_free_of_renaming(engine, &head.root).await?;
+                return create_again(engine, root, &head).await;
+            }
             Ok(_) => return Err(OpenError::Exists(root.name)),
             // The create did not take effect, or not yet: send the same bytes again.
             Err(OpenError::NoSuchVolume(_)) => {}
@@ -166,6 +170,10 @@ pub(in crate::store) async fn keep_tombstone(
     engine: &Engine,
     tombstone: &Root,
 ) -> Result<(), OpenError> {
+    if tombstone.rename_mark().is_some() {
+        // It is no volume's.
+        return Ok(());
+    }
     put_aside(engine, tombstone).await?;
     let key = tombstone_key(tombstone.volume);
     let mut root = Root {
@@ -260,6 +268,12 @@ pub(crate) async fn delete(
     let keys = KeyPrefixes::default().with_root(name);
     match with_patience(engine, name, keys, update).await? {
         UpdateOutcome::Won(_) => {}
+        UpdateOutcome::Lost(found)
+            if found.root.rename_mark().is_some()
+                && !canary::active!("leaving_volume_is_a_deleted_one") =>
+        {
+            return Err(why_not_there(&found.root));
+        }
         // An earlier attempt took effect late, or another host has deleted the volume.
         UpdateOutcome::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
         UpdateOutcome::Lost(_) => return Err(OpenError::InUse(name.to_owned())),
@@ -272,14 +286,14 @@ pub(crate) async fn delete(
     Ok(())
 }
 
-/// Refuses a volume that would come back from the trash without what clients were told is written.
-fn check_all_stored(name: &str, tails: &[Arc<Tail>]) -> Result<(), OpenError> {
+/// Refuses a volume that would come back from the trash, or have its new name, without what clients were told is written.
+pub(in crate::store) fn check_all_stored(name: &str, tails: &[Arc<Tail>]) -> Result<(), OpenError> {
     let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > tail.stored_lsn();
     match tails.iter().any(waits) {
         false => Ok(()),
         true => Err(OpenError::Invalid(format!(
-            "volume {name} has writes on this host that the store lacks, and would come back without them: attach and \
-             detach it first"
+            "volume {name} has writes on this host that the store lacks, and would be without them: attach and detach \
+             it first"
         ))),
     }
 }
@@ -366,7 +380,9 @@ pub(crate) async fn list(
     let mut part = PartBuilder::new(place.limit);
     while let Some(roots) = walk.next(part.wanted()).await? {
         for KnownRoot { root, .. } in roots {
-            let info = (!root.deleted).then(|| VolumeInfo::of(&root));
+            // One that is on its way is told as it was, so that nobody takes it for lost.
+            let is_there = !root.deleted || root.is_leaving();
+            let info = is_there.then(|| VolumeInfo::of(&root));
             if !part.add(&root.name, info) {
                 return Ok(part.finish());
             }

@@ -19,6 +19,7 @@ use crate::hostlog::port::list;
 use crate::request::tail::Status;
 use crate::store::host_log::log_procedures::log_port;
 use crate::store::host_log::low_marks::{self, FAILURES_MAX, Records};
+use crate::store::rename;
 use crate::store::trash::empty::empty_expired;
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, VolumeId};
@@ -111,6 +112,9 @@ async fn pass(
         }
         Err(error) => engine.collector.on_failure(error),
     }
+    if let Ok(found) = &found {
+        go_on_renaming(engine, &found.leaving).await;
+    }
     // A store that answered all of a pass answers here, too, so nobody waits longer for a pass that fails. What leaves
     // the trash now is garbage for the next pass, and nothing is wrong with this one if it stays.
     if found.is_ok()
@@ -119,6 +123,19 @@ async fn pass(
         tracing::warn!(%error, "the trash keeps what could leave it");
     }
     found
+}
+
+/// Goes on with renamings that were cut short.
+async fn go_on_renaming(engine: &Arc<Engine>, leaving: &[String]) {
+    for name in leaving {
+        match rename::go_on(engine, name).await {
+            // Whoever gave the command is at it.
+            Ok(()) | Err(OpenError::Busy(_)) => {}
+            Err(error) => {
+                tracing::warn!(volume = name, %error, "a renaming that was cut short is not gone on with");
+            }
+        }
+    }
 }
 
 async fn collect_within(engine: &Arc<Engine>, failures_max: u32) -> Result<Findings, OpenError> {

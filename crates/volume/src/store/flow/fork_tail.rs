@@ -32,7 +32,8 @@ use crate::store::forks::child::{drop_pin, put_pin};
 use crate::store::open::load_index::{learn_sessions, read_sections};
 use crate::store::open::rescue::is_lost;
 use crate::store::open::tail_claim::TailClaim;
-use crate::store::roots::read_any_root;
+use crate::store::rename::signs::read_root_by_old_name;
+use crate::store::roots::why_not_there;
 use crate::units::Lsn;
 
 /// A volume made without the base has a size in whole mebibytes.
@@ -141,7 +142,12 @@ async fn make_volume(
 
 /// Checks, after the upload, that the base's objects were named until the pin was written.
 async fn check_base(engine: &Engine, tail: &Tail, base: &Base) -> Result<(), OpenError> {
-    let standing = read_any_root(engine, tail.name()).await?.root;
+    let volume = tail.id().volume;
+    let standing = read_root_by_old_name(engine, tail.name(), volume).await?;
+    let standing = standing.root;
+    if standing.is_leaving() {
+        return Err(why_not_there(&standing));
+    }
     let deltas: BTreeSet<ObjectId> = standing.deltas.iter().map(|delta| delta.pack).collect();
     let has_all = standing.nodes == base.root.nodes
         && base.deltas.iter().all(|delta| deltas.contains(&delta.pack));
@@ -204,10 +210,11 @@ async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
         stored_lsn: stored.0,
         why,
     };
-    let root = match read_any_root(engine, name).await {
+    let root = match read_root_by_old_name(engine, name, tail.id().volume).await {
         Ok(head) if head.root.volume != tail.id().volume => {
             return Err(gone(NAME_IS_ANOTHERS.to_owned()));
         }
+        Ok(head) if head.root.is_leaving() => return Err(why_not_there(&head.root)),
         // Objects that a tombstone names are not kept.
         Ok(head) if head.root.deleted && !canary::active!("tombstone_is_a_base") => {
             return Err(gone(WAS_DELETED.to_owned()));

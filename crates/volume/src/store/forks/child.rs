@@ -22,7 +22,8 @@ use crate::store::catalog::volume_spec::VolumeSpec;
 use crate::store::catalog::{create_root, first_root};
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::roots::{read_any_root, read_root};
+use crate::store::rename::signs::check_free_of_renaming;
+use crate::store::roots::read_any_root;
 use crate::store::trash::entries::why_taken;
 use crate::units::{Epoch, Lsn, VolumeId};
 
@@ -65,7 +66,8 @@ pub(in crate::store) enum Outcome {
 
 /// Refuses a name that is taken.
 pub(in crate::store) async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenError> {
-    match read_root(engine, name).await {
+    match read_any_root(engine, name).await {
+        Ok(head) if head.root.deleted => check_free_of_renaming(engine, &head.root).await,
         Ok(head) if name.contains(SNAPSHOT_SIGN) => Err(why_taken(engine, &head).await?),
         Ok(_) => Err(OpenError::Exists(name.to_owned())),
         Err(OpenError::NoSuchVolume(_)) => Ok(()),
@@ -205,7 +207,7 @@ pub(super) async fn put_restore_pin(
     Ok(key)
 }
 
-async fn write_pin(
+pub(in crate::store) async fn write_pin(
     engine: &Engine,
     key: String,
     parent: VolumeId,

@@ -90,7 +90,9 @@ async fn on_foreign_root(
     };
     match judge(standing, &view) {
         Verdict::Fenced => {
-            let error = match standing.deleted || standing.volume != known.volume {
+            // Whoever renamed it has taken it over before.
+            let is_deleted = standing.deleted || standing.volume != known.volume;
+            let error = match is_deleted && standing.rename_mark().is_none() {
                 true => OpenError::Deleted(name),
                 false => OpenError::Fenced(name),
             };

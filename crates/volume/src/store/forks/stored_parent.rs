@@ -12,7 +12,7 @@ use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
-use crate::store::roots::read_root;
+use crate::store::roots::{read_root, why_not_there};
 
 /// Creates a child; ends when the store has it.
 pub(super) async fn make_child(
@@ -55,6 +55,9 @@ pub(super) async fn make_child(
         };
         match put_child(engine, &parent, spec).await? {
             Outcome::Made(root) => return Ok(*root),
+            Outcome::Moved(standing) if standing.root.rename_mark().is_some() => {
+                return Err(why_not_there(&standing.root));
+            }
             Outcome::Moved(standing) if standing.root.deleted => {
                 return Err(no_parent(name));
             }

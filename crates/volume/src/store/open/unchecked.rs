@@ -175,6 +175,10 @@ async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> 
     if let Some(error) = set_back_to_namesake(&found, tail) {
         return Err(error);
     }
+    // Whoever renamed it has taken it over before.
+    if found.rename_mark().is_some() {
+        return Err(OpenError::Fenced(name.to_owned()));
+    }
     if found.deleted || found.volume != tail.id().volume {
         return Err(OpenError::Deleted(name.to_owned()));
     }

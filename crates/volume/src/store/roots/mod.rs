@@ -12,20 +12,22 @@ pub(crate) mod watch_state;
 
 use std::sync::Arc;
 
-use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::Position;
 use crate::hostlog::root_updates::{
-    OwnerView, OwnersError, OwnersUpdate, UpdateError, update_own_root,
+    OwnerView, OwnersError, OwnersUpdate, UpdateError, UpdateOutcome, update_own_root, update_root,
 };
 use crate::hostlog::stop::Stop;
 use crate::log::frame::Record;
-use crate::object::root::Root;
+use crate::object::root::{RenameStep, Root};
 use crate::object::root_key;
 use crate::request::tail::Tail;
 use crate::store::flow::upload_state::{KnownRoot, RootUpdate};
-use crate::store::host_log::log_procedures::{log_port, mark, stop_host};
+use crate::store::host_log::log_procedures::{
+    KeyPrefixes, log_port, mark, stop_host, with_patience,
+};
 use crate::store::objects::{store_error, store_with_retry};
 use crate::sync::atomic::Ordering;
 
@@ -46,8 +48,30 @@ pub(crate) async fn list_keys(engine: &Engine, prefix: &str) -> Result<Vec<Strin
 
 pub(crate) async fn read_root(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
     match read_any_root(engine, name).await? {
-        head if head.root.deleted => Err(OpenError::NoSuchVolume(name.to_owned())),
+        head if head.root.deleted => Err(why_not_there(&head.root)),
         head => Ok(head),
+    }
+}
+
+/// The error for whoever looks for a volume or snapshot under the name of a deleted root.
+pub(in crate::store) fn why_not_there(deleted: &Root) -> OpenError {
+    let name = deleted.name.clone();
+    let Some(mark) = deleted.rename_mark() else {
+        return OpenError::NoSuchVolume(name);
+    };
+    match mark.step {
+        RenameStep::Gone => OpenError::Renamed {
+            name,
+            new_name: mark.other,
+        },
+        RenameStep::Leaving => OpenError::Renaming {
+            name,
+            new_name: mark.other,
+        },
+        RenameStep::Kept => OpenError::Renaming {
+            name: mark.other,
+            new_name: name,
+        },
     }
 }
 
@@ -72,6 +96,22 @@ pub(crate) async fn read_any_root(engine: &Engine, name: &str) -> Result<KnownRo
         Err(StoreError::NotFound) => Err(OpenError::NoSuchVolume(name.to_owned())),
         Err(error) => Err(store_error("read", &key, &error)),
     }
+}
+
+/// Replaces a root, and says whose is there then. Gives up when the store has not answered for long.
+pub(in crate::store) async fn replace_root(
+    engine: &Arc<Engine>,
+    root: &Root,
+    expected: &Version,
+) -> Result<UpdateOutcome, OpenError> {
+    let name = &root.name;
+    let port = log_port(engine);
+    let update = async {
+        let updated = update_root(&port, root, expected).await;
+        updated.map_err(|error| unusable_root_error(name, &error))
+    };
+    let keys = KeyPrefixes::default().with_root(name);
+    with_patience(engine, name, keys, update).await
 }
 
 /// The error for a root that cannot be updated.
@@ -217,9 +257,12 @@ async fn note_size(engine: &Arc<Engine>, tail: &Tail, root: &Root) {
 /// Reads the root to name the host that has the volume now.
 async fn find_fenced_error(engine: &Engine, tail: &Tail) -> OpenError {
     let name = tail.name().to_owned();
-    let is_gone = |found: KnownRoot| found.root.deleted || found.root.volume != tail.id().volume;
-    match read_any_root(engine, &name).await.map(is_gone) {
-        Ok(true) => OpenError::Deleted(name),
+    match read_any_root(engine, &name).await {
+        // Whoever renamed it has taken it over before.
+        Ok(found) if found.root.rename_mark().is_some() => OpenError::Fenced(name),
+        Ok(found) if found.root.deleted || found.root.volume != tail.id().volume => {
+            OpenError::Deleted(name)
+        }
         _ => OpenError::Fenced(name),
     }
 }

@@ -49,7 +49,10 @@ async fn check_root(engine: &Arc<Engine>, tail: &Tail) {
         return;
     }
     let name = tail.name().to_owned();
-    if found.root.volume != known.root.volume || found.root.deleted {
+    if found.root.rename_mark().is_some() {
+        // Whoever renamed it has taken it over before.
+        endings::end(engine, tail, &OpenError::Fenced(name));
+    } else if found.root.volume != known.root.volume || found.root.deleted {
         endings::end(engine, tail, &OpenError::Deleted(name));
     } else if found.root.epoch > known.root.epoch {
         endings::end(engine, tail, &OpenError::Fenced(name));

@@ -121,7 +121,7 @@ async fn is_inherited(engine: &Engine, entry: &TrashEntry) -> Result<bool, OpenE
     }
     match read_root(engine, entry.name()).await {
         Ok(head) => Ok(head.root.is_origin(entry.volume())),
-        Err(OpenError::NoSuchVolume(_)) => Ok(false),
+        Err(OpenError::NoSuchVolume(_) | OpenError::Renamed { .. }) => Ok(false),
         Err(error) => Err(error),
     }
 }

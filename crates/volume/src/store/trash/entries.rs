@@ -190,7 +190,9 @@ async fn of_id(engine: &Engine, id: VolumeId) -> Result<Option<TrashEntry>, Open
     }
     let mut walk = RootWalk::of_volumes(engine, None);
     while let Some(roots) = walk.next(READS_AT_ONCE).await? {
-        let found = roots.into_iter().find(|head| head.root.volume == id);
+        // One that is leaving its name may be in the trash under the other.
+        let is_it = |head: &KnownRoot| head.root.volume == id && !head.root.is_leaving();
+        let found = roots.into_iter().find(is_it);
         if let Some(head) = found {
             return Ok(TrashEntry::of(head, None));
         }

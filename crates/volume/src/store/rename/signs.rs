@@ -1,0 +1,78 @@
+//! What deleted roots say of renamings: whether a name is free, and which name a volume has now.
+//!
+//! Reads only. A name that is kept for a volume counts as taken for as long as that volume's root may leave for it.
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::object::SNAPSHOT_SIGN;
+use crate::object::root::{RenameMark, RenameStep, Root};
+use crate::store::flow::upload_state::KnownRoot;
+use crate::store::roots::{read_any_root, why_not_there};
+use crate::units::VolumeId;
+
+/// Renamings behind each other that are followed to a volume's name of today.
+const HOPS_MAX: u32 = 16;
+
+/// Refuses to take the name of a deleted root that a renaming holds.
+pub(in crate::store) async fn check_free_of_renaming(
+    engine: &Engine,
+    standing: &Root,
+) -> Result<(), OpenError> {
+    let Some(mark) = standing.rename_mark() else {
+        return Ok(());
+    };
+    let is_free = match mark.step {
+        RenameStep::Gone => true,
+        RenameStep::Leaving => canary::active!("name_of_a_leaving_volume_is_free"),
+        RenameStep::Kept => !may_leave_for(engine, standing, &mark).await?,
+    };
+    match is_free {
+        true => Ok(()),
+        false => Err(why_not_there(standing)),
+    }
+}
+
+/// Whether the volume for which this root keeps a name has left for it, or may yet. It leaves by an update of its root
+/// as that was in the mark's epoch, and the epochs of a name never go back.
+async fn may_leave_for(engine: &Engine, kept: &Root, mark: &RenameMark) -> Result<bool, OpenError> {
+    let head = match read_any_root(engine, &mark.other).await {
+        // Somebody removed it, and may put it back.
+        Err(OpenError::NoSuchVolume(_)) => return Ok(true),
+        head => head?,
+    };
+    let has_left = leaves_for(&head.root, kept.volume);
+    Ok(has_left || head.root.epoch <= mark.epoch)
+}
+
+/// Whether it is the root of a volume that is on its way to the name which the root of this identity keeps.
+pub(super) fn leaves_for(root: &Root, kept: VolumeId) -> bool {
+    let mark = root.rename_mark();
+    mark.is_some_and(|mark| mark.step == RenameStep::Leaving && mark.volume == kept)
+}
+
+/// The root of a volume that had this name: where it was renamed, under its name of today. A volume that is on its way
+/// is told as it stands.
+pub(in crate::store) async fn read_root_by_old_name(
+    engine: &Engine,
+    name: &str,
+    volume: VolumeId,
+) -> Result<KnownRoot, OpenError> {
+    let mut head = read_any_root(engine, name).await?;
+    for _ in 0..HOPS_MAX {
+        let Some(mark) = head.root.rename_mark() else {
+            return Ok(head);
+        };
+        if mark.step != RenameStep::Gone || mark.volume != volume {
+            return Ok(head);
+        }
+        head = read_any_root(engine, &mark.other).await?;
+    }
+    Ok(head)
+}
+
+/// The name that a snapshot gets when its volume does.
+pub(super) fn renamed_snapshot(snapshot: &str, new: &str) -> String {
+    let own = snapshot.split_once(SNAPSHOT_SIGN);
+    let own = own.map_or(snapshot, |(_, own)| own);
+    format!("{new}{SNAPSHOT_SIGN}{own}")
+}

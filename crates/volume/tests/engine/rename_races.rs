@@ -1,0 +1,336 @@
+//! A volume is renamed while a collector, other hosts and whoever comes late are at it (S7, S9).
+//!
+//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+
+use std::any::Any;
+
+use volume::object::root::{RenameStep, Root};
+use volume::units::{Now, VolumeId};
+use volume::{OpenMode, VolumeSpec};
+
+use crate::rename::{
+    HOUR_MS, MIB, check_renamed, collect, create, fill, names, rename, with_snapshot,
+};
+use crate::support::hosts::{close, delete, elsewhere, hand_over, root_of};
+use crate::support::points::{done, gc, snapshot_names, whole_list};
+use crate::support::{Environment, Fault, World};
+
+/// Carries a host's next requests out, so many times.
+fn steps(world: &mut World, count: usize) {
+    for _ in 0..count {
+        while world.host.run_jobs() {}
+        if !world.one_step() {
+            world.now_ns += 10_000_000;
+            world.host.tick(Now {
+                mono_ns: world.now_ns,
+                unix_ms: world.now_ns / 1_000_000,
+            });
+        }
+    }
+}
+
+/// A pass of another host's collector begins, goes on behind a part of the renaming, and ends behind all of it. Whether it
+/// took that long.
+fn with_a_pass_beside(before: usize, part: usize, is_retaken: bool) -> bool {
+    let mut world = with_snapshot();
+    // No record names the volume any more.
+    let volume = {
+        create(&mut world, "last").expect("created");
+        world.open("last")
+    };
+    world.write(&volume, 0, 9, 4096);
+    close(&mut world, &volume);
+    collect(&mut world);
+    delete(&mut world, "last");
+    let mut other = elsewhere(&world);
+    hand_over(&mut world, &mut other);
+    let pass = other.host.collect_garbage(false);
+    steps(&mut other, before);
+    let ended = pass.try_take();
+    hand_over(&mut other, &mut world);
+    let renamed = world.host.rename_volume("demo", "another");
+    steps(&mut world, part);
+    hand_over(&mut world, &mut other);
+    steps(&mut other, part);
+    hand_over(&mut other, &mut world);
+    done(&mut world, &renamed);
+    if is_retaken {
+        create(&mut world, "demo").expect("the name is free");
+    }
+    hand_over(&mut world, &mut other);
+    let is_between = ended.is_none();
+    if is_between {
+        let found = other.wait(|_| pass.try_take());
+        let what = format!("{before} requests, and {part} of the renaming: {found:?}");
+        // That of the volume that was deleted last.
+        let garbage = found.as_ref().map_or(1, |found| found.garbage.objects);
+        assert_eq!(garbage, 1, "{what}");
+        // It may say that it does not find the volume, which went from name to name before it.
+        assert!(found.is_ok() || is_retaken, "{what}");
+    }
+    hand_over(&mut other, &mut world);
+    if is_retaken {
+        delete(&mut world, "demo");
+    }
+    collect(&mut world);
+    check_renamed(&mut world, "beside a pass");
+    is_between
+}
+
+#[test]
+fn a_pass_beside_a_renaming_takes_nothing_for_garbage() {
+    for is_retaken in [false, true] {
+        for part in [0, 4, 8, 12, 16, 20, 24, 28] {
+            let passes = (0..200)
+                .take_while(|before| with_a_pass_beside(*before, part, is_retaken))
+                .count();
+            assert!((10..200).contains(&passes), "{passes} requests");
+        }
+    }
+}
+
+/// Cuts a renaming at this request; the volume has arrived and its old root says still that it is leaving: that.
+fn arrived_and_leaving(at: usize) -> Option<World> {
+    let mut world = with_snapshot();
+    world.env.fault_after = Some((at, Fault::Outage));
+    let answer = world.host.rename_volume("demo", "another");
+    world.pass(200);
+    drop(answer);
+    world.env.outage = false;
+    let has_arrived = !root_of(&world.env, "another").deleted;
+    let mark = root_of(&world.env, "demo").rename_mark();
+    let is_leaving = mark.is_some_and(|mark| mark.step == RenameStep::Leaving);
+    (has_arrived && is_leaving).then(|| World::start(world.kill()))
+}
+
+#[test]
+fn records_of_a_volume_that_has_arrived_are_kept_whatever_its_old_root_says() {
+    let mut worlds = (0..100).filter_map(arrived_and_leaving);
+    let mut world = worlds.next().expect("a renaming that was cut there");
+    let volume = world.open("another");
+    world.write(&volume, 8, 5, 4096);
+    world.sync(&volume);
+    create(&mut world, "busy").expect("created");
+    let busy = world.open("busy");
+    for fill in 1..4 {
+        world.write(&busy, 0, fill, 4096);
+        world.sync(&busy);
+    }
+    // Another host raises the low mark of this one.
+    let mut other = elsewhere(&world);
+    gc(&mut other);
+    let volume = other.try_open("another", true).expect("taken over");
+    let found = [0, 8].map(|sector| other.read_fill(&volume, sector, 4096));
+    assert_eq!(found, [2, 5]);
+    let mark = root_of(&other.env, "demo").rename_mark();
+    let step = mark.map(|mark| mark.step);
+    assert_eq!(step, Some(RenameStep::Gone), "the pass went on with it");
+}
+
+/// A host stops in the middle of a renaming and goes on when the volume has been there and come back. Whether it was in
+/// the middle.
+fn with_late_hands(at: usize) -> bool {
+    let mut world = with_snapshot();
+    let mut late = elsewhere(&world);
+    hand_over(&mut world, &mut late);
+    let answer = late.host.rename_volume("demo", "another");
+    steps(&mut late, at);
+    let ended = answer.try_take();
+    hand_over(&mut late, &mut world);
+    rename(&mut world, "demo", "another").expect("renamed");
+    rename(&mut world, "another", "demo").expect("it comes back");
+    hand_over(&mut world, &mut late);
+    if ended.is_none() {
+        let _ = late.wait(|_| answer.try_take());
+    }
+    hand_over(&mut late, &mut world);
+    let what = format!("{at} requests");
+    // Who had not begun has renamed it now.
+    let there = names(&mut world);
+    assert_eq!(there.len(), 1, "{what}: {there:?}");
+    let name = &there[0];
+    let taken = snapshot_names(&mut world, name);
+    assert_eq!(taken, [format!("{name}@one")], "{what}");
+    collect(&mut world);
+    let found = (fill(&mut world, name), fill(&mut world, &taken[0]));
+    assert_eq!(found, (2, 1), "{what}");
+    // It can be renamed as before.
+    if name == "demo" {
+        rename(&mut world, "demo", "another").expect("renamed");
+    }
+    check_renamed(&mut world, &what);
+    ended.is_none()
+}
+
+#[test]
+fn whoever_goes_on_late_moves_nothing_of_a_volume_that_has_come_back() {
+    let cuts = (0..200).take_while(|at| with_late_hands(*at)).count();
+    assert!((15..200).contains(&cuts), "{cuts} requests");
+}
+
+/// Live roots of a volume, by their names.
+fn roots_of(env: &Environment, id: VolumeId) -> Vec<String> {
+    let roots = env.objects.iter().filter(|(key, _)| key.ends_with("/root"));
+    let roots = roots.filter_map(|(_, (data, _))| Root::decode(data).ok());
+    let of = roots.filter(|root| root.volume == id && !root.deleted);
+    of.map(|root| root.name).collect()
+}
+
+/// A host moves the volume to the trash, and another renames it in the middle of that. Whether it was in the middle.
+fn with_a_deletion_beside(at: usize, part: usize) -> bool {
+    let mut world = with_snapshot();
+    let mut other = elsewhere(&world);
+    hand_over(&mut world, &mut other);
+    let answer = other.host.trash_volume("demo", HOUR_MS);
+    steps(&mut other, at);
+    let ended = answer.try_take();
+    let is_between = ended.is_none();
+    hand_over(&mut other, &mut world);
+    let renaming = world.host.rename_volume("demo", "another");
+    steps(&mut world, part);
+    hand_over(&mut world, &mut other);
+    let deleted = ended.unwrap_or_else(|| other.wait(|_| answer.try_take()));
+    hand_over(&mut other, &mut world);
+    let renamed = world.wait(|_| renaming.try_take());
+    let what = format!("{at} requests, and {part} of the renaming: {deleted:?}, {renamed:?}");
+    assert!(deleted.is_ok() != renamed.is_ok(), "{what}");
+    if deleted.is_ok() {
+        let restored = world.host.restore_from_trash("demo", None);
+        done(&mut world, &restored);
+        rename(&mut world, "demo", "another").expect("renamed");
+    }
+    check_renamed(&mut world, &what);
+    is_between
+}
+
+#[test]
+fn of_a_deletion_and_a_renaming_at_once_one_is_done_and_the_other_says_so() {
+    for part in 0..30 {
+        let cuts = (0..200)
+            .take_while(|at| with_a_deletion_beside(*at, part))
+            .count();
+        assert!((2..200).contains(&cuts), "{cuts} requests");
+    }
+}
+
+/// A host is asked for something, mostly there and back between the same names, which brings those who are late to where
+/// they began.
+fn begin_something(host: &World, random: &mut fastrand::Rng) -> Box<dyn Any> {
+    let names = match random.bool() {
+        true => &["demo", "another"][..],
+        false => &["demo", "another", "third"],
+    };
+    let one = names[random.usize(0..names.len())];
+    let two = names[random.usize(0..names.len())];
+    match random.u8(0..8) {
+        0 => {
+            let spec = VolumeSpec {
+                name: two.into(),
+                bytes: 64 * MIB,
+                block: 512,
+            };
+            Box::new(host.host.create_volume(spec))
+        }
+        1 => Box::new(host.host.collect_garbage(false)),
+        2 => Box::new(host.host.open_volume(one, OpenMode::default())),
+        3 => Box::new(host.host.trash_volume(one, HOUR_MS)),
+        _ => Box::new(host.host.rename_volume(one, two)),
+    }
+}
+
+/// Whatever was left of the volume is brought to its end, and it is there once with all of its data.
+fn check_at_rest(mut world: World, id: VolumeId, seed: u64) {
+    for _ in 0..3 {
+        let answer = world.host.collect_garbage(false);
+        done(&mut world, &answer);
+    }
+    let listed = world.host.list_trash(whole_list());
+    let in_trash = done(&mut world, &listed).items;
+    let in_trash: Vec<_> = in_trash.iter().filter(|found| found.id == id).collect();
+    let mut standing = roots_of(&world.env, id);
+    assert_eq!(
+        standing.len() + in_trash.len(),
+        1,
+        "seed {seed}: {standing:?}"
+    );
+    if !in_trash.is_empty() {
+        let answer = world.host.restore_from_trash(&id.to_string(), Some("back"));
+        done(&mut world, &answer);
+        standing = vec!["back".into()];
+    }
+    let name = standing.remove(0);
+    let opened = world.try_open(&name, true);
+    let volume = opened.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    assert_eq!(world.read_fill(&volume, 0, 4096), 2, "seed {seed}");
+    let taken = snapshot_names(&mut world, &name);
+    assert_eq!(taken, [format!("{name}@one")], "seed {seed}");
+    assert_eq!(fill(&mut world, &taken[0]), 1, "seed {seed}");
+    collect(&mut world);
+}
+
+/// Two hosts rename the volume, others take the names and use it, a collector runs and all are cut, in some order.
+fn with_others_beside(seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut world = with_snapshot();
+    let id = root_of(&world.env, "demo").volume;
+    let mut hosts: Vec<World> = (0..4).map(|_| elsewhere(&world)).collect();
+    for (nth, host) in hosts.iter_mut().enumerate() {
+        host.env.versions += 100_000 * (nth as u64 + 1);
+    }
+    let mut answers: Vec<Box<dyn Any>> = Vec::new();
+    for _ in 0..random.usize(20..60) {
+        let nth = random.usize(0..hosts.len());
+        let host = &mut hosts[nth];
+        hand_over(&mut world, host);
+        if random.u8(0..4) == 0 {
+            answers.push(begin_something(host, &mut random));
+        }
+        steps(host, random.usize(0..25));
+        let standing = roots_of(&host.env, id);
+        assert!(
+            standing.len() <= 1,
+            "seed {seed}: it has two roots, {standing:?}"
+        );
+        hand_over(host, &mut world);
+        if random.u8(0..12) == 0 {
+            let env = std::mem::take(&mut hosts[nth].env);
+            hosts[nth] = World::start(env);
+        }
+    }
+    drop(hosts);
+    check_at_rest(world, id, seed);
+}
+
+#[test]
+fn a_volume_that_many_rename_at_once_has_one_name_and_all_of_its_data() {
+    for seed in 0..400 {
+        with_others_beside(seed);
+    }
+}
+
+#[cfg(feature = "planted")]
+#[test]
+fn each_planted_bug_is_seen() {
+    canary::each_is_seen(&[
+        (
+            "leaving_volume_is_a_deleted_one",
+            of_a_deletion_and_a_renaming_at_once_one_is_done_and_the_other_says_so,
+        ),
+        (
+            "renamed_without_a_pin",
+            a_pass_beside_a_renaming_takes_nothing_for_garbage,
+        ),
+        (
+            "leaving_root_is_asked",
+            records_of_a_volume_that_has_arrived_are_kept_whatever_its_old_root_says,
+        ),
+        (
+            "late_hands_move_snapshots",
+            whoever_goes_on_late_moves_nothing_of_a_volume_that_has_come_back,
+        ),
+        (
+            "kept_name_is_told_by_its_volume",
+            a_volume_that_many_rename_at_once_has_one_name_and_all_of_its_data,
+        ),
+    ]);
+}
