@@ -95,6 +95,14 @@ pub(crate) struct ResizeRequest {
     pub(crate) size_bytes: u64,
 }
 
+/// Body of `POST /v1/volumes/{name}/rename`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RenameRequest {
+    /// The volume's name from then on.
+    pub(crate) name: String,
+}
+
 /// Body of `POST /v1/volumes/{name}/attach`. All fields but the transport are options of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

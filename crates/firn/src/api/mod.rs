@@ -46,8 +46,8 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::metrics::exposition;
 use crate::model::{
     Activity, AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, EventList,
-    ForgetRequest, ForkRequest, GcPass, GcRequest, GcState, RescueTail, RescueTails, ResizeRequest,
-    Volume, VolumeList,
+    ForgetRequest, ForkRequest, GcPass, GcRequest, GcState, RenameRequest, RescueTail, RescueTails,
+    ResizeRequest, Volume, VolumeList,
 };
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -66,6 +66,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .route("/v1/volumes/{name}", get(show).delete(trash::delete))
         .route("/v1/volumes/{name}/sync", post(sync))
         .route("/v1/volumes/{name}/resize", post(resize))
+        .route("/v1/volumes/{name}/rename", post(rename))
         .route("/v1/volumes/{name}/attach", post(attach))
         .route("/v1/volumes/{name}/detach", post(detach))
         .merge(points::routes())
@@ -131,6 +132,17 @@ async fn resize(
     note.set(&format!("to {} bytes", request.size_bytes));
     let resized = async move { control.resize(&name, request.size_bytes).await };
     run_to_completion(resized).await.map(axum::Json)
+}
+
+async fn rename(
+    State(control): Shared,
+    Extension(note): Extension<AuditNote>,
+    Path(name): Path<String>,
+    JsonBody(request): JsonBody<RenameRequest>,
+) -> Answer<Volume> {
+    note.set(&format!("to {}", request.name));
+    let renamed = async move { control.rename(&name, request).await };
+    run_to_completion(renamed).await.map(axum::Json)
 }
 
 async fn attach(

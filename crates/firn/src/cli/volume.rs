@@ -1,4 +1,4 @@
-//! `firn volume create|list|show|resize|delete|forget`: one request each, printed as text or as JSON.
+//! `firn volume create|list|show|resize|rename|delete|forget`: one request each, printed as text or as JSON.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use super::lists::{ListPrinter, ListWalk};
 use super::{output, similar_name, top, trash};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
-    CreateVolume, DiskInfo, ForgetRequest, ResizeRequest, Volume, VolumeList, WaitingVolume,
-    Watermark, Watermarks,
+    CreateVolume, DiskInfo, ForgetRequest, RenameRequest, ResizeRequest, Volume, VolumeList,
+    WaitingVolume, Watermark, Watermarks,
 };
 use crate::units::{ApproximateSize, Size};
 
@@ -69,6 +69,19 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
             match json {
                 true => output::json(&resized),
                 false => output::line(&format!("{name}: {}", Size(resized.size_bytes))),
+            }
+        }
+        VolumeCommand::Rename { name, new_name } => {
+            let body = RenameRequest {
+                name: new_name.clone(),
+            };
+            let path = format!("{}/rename", volume_path(name));
+            let renamed: Volume = client
+                .post(&path, &body)
+                .map_err(|failure| similar_name::suggest(&client, name, failure))?;
+            match json {
+                true => output::json(&renamed),
+                false => output::line(&renamed.name),
             }
         }
         VolumeCommand::Delete(args) => trash::delete(&client, args),

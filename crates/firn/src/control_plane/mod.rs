@@ -18,6 +18,7 @@ mod health;
 mod lists;
 pub(crate) mod opening;
 mod points;
+mod rename;
 mod rescue;
 mod schedules;
 mod settings;

@@ -31,6 +31,7 @@ mod network_store;
 mod page;
 mod pre_shared_keys;
 mod removed_objects;
+mod renamed_volumes;
 mod rescue;
 mod rescue_log;
 mod resumed_imports;

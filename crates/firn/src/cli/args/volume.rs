@@ -50,6 +50,24 @@ pub(crate) enum VolumeCommand {
         #[arg(value_parser = volume_size)]
         size: Size,
     },
+    /// Give a volume another name. Its identity, its data and its snapshots stay.
+    #[command(after_help = "To rename a disk that is in use:\n  \
+        umount /mnt && firn detach demo\n  \
+        firn volume rename demo archive    its snapshots are archive@... from then on\n  \
+        firn attach archive --mount /mnt\n\n\
+        Nobody may have the volume open, on this server or any other, nor a snapshot of it on this one. A name that is taken is refused \
+        before anything is changed. If the command is cut short, give it again: it goes on where it was, as does the next \
+        pass of any server's garbage collector; until then neither name can be used.\n\n\
+        Whoever asks by the old name hears the new one, until another volume takes it. What names a volume is to \
+        be told by hand: --volume and --snapshot-schedule of servers, --nbd-access, clients' addresses, scripts.")]
+    Rename {
+        /// Name of the volume.
+        #[arg(value_name = "VOLUME", value_parser = volume_name)]
+        name: String,
+        /// Its new name. Letters, digits, `-`, `_` and `.`; starts with a letter or digit.
+        #[arg(value_name = "NEW", value_parser = volume_name)]
+        new_name: String,
+    },
     /// Move a volume with its snapshots to the trash, from where `firn trash restore` brings it back for a day, or as long as
     /// the server is told. Its name is free at once.
     Delete(DeleteArgs),
