@@ -222,6 +222,44 @@ fn a_name_that_is_kept_once_more_brings_no_volume_that_has_gone_on() {
     assert!(kept.count() > 0, "no name was kept again");
 }
 
+#[test]
+fn a_volume_that_came_back_from_the_trash_and_was_renamed_is_there_once() {
+    let mut world = with_snapshot();
+    let trashed = world.host.trash_volume("demo", HOUR_MS);
+    done(&mut world, &trashed);
+    // Another host has put the root aside, and is about to take the name.
+    let mut other = elsewhere(&world);
+    hand_over(&mut world, &mut other);
+    let creation = other.host.create_volume(VolumeSpec {
+        name: "demo".into(),
+        bytes: 64 * MIB,
+        block: 512,
+    });
+    let is_aside = |world: &World| {
+        let mut keys = world.env.objects.keys();
+        keys.any(|key| key.starts_with("trash/"))
+    };
+    while !is_aside(&other) {
+        steps(&mut other, 1);
+    }
+    hand_over(&mut other, &mut world);
+    let restored = world.host.restore_from_trash("demo", None);
+    done(&mut world, &restored);
+    rename(&mut world, "demo", "another").expect("renamed");
+    drop((creation, other));
+    let listed = world.host.list_trash(whole_list());
+    assert_eq!(done(&mut world, &listed).items, []);
+    let restored = world.host.restore_from_trash("demo", None);
+    let restored = world.wait(|_| restored.try_take());
+    assert!(restored.is_err(), "{restored:?}");
+    // What was put aside goes in time, without what the volume has.
+    world.now_ns += HOUR_MS * 1_000_000;
+    world.pass(10);
+    collect(&mut world);
+    assert!(!is_aside(&world));
+    check_renamed(&mut world, "it was in the trash");
+}
+
 /// A host moves the volume to the trash, and another renames it in the middle of that. Whether it was in the middle.
 fn with_a_deletion_beside(at: usize, part: usize) -> bool {
     let mut world = with_snapshot();

@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{TRASH_PREFIX, trash_prefix};
 use crate::jobs::join_all;
-use crate::object::root::{Root, TrashMark};
+use crate::object::root::{RenameStep, Root, TrashMark};
 use crate::store::catalog::volume_spec::check_name;
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::objects::{store_error, store_with_retry};
@@ -183,10 +183,12 @@ pub(super) async fn find(engine: &Engine, which: &str) -> Result<TrashEntry, Ope
 async fn of_id(engine: &Engine, id: VolumeId) -> Result<Option<TrashEntry>, OpenError> {
     let keys = aside_of(engine, id).await?;
     if let Some(entry) = newest(read_all_aside(engine, &keys).await?) {
-        return Ok(match read_standing(engine, entry.name()).await? {
-            Some(head) if head.root.volume == id => TrashEntry::of(head, None),
-            _ => Some(entry),
-        });
+        match read_standing(engine, entry.name()).await? {
+            Some(head) if head.root.volume == id => return Ok(TrashEntry::of(head, None)),
+            // It was renamed, and may be in the trash under its other name.
+            Some(head) if is_of(&head, id) => {}
+            _ => return Ok(Some(entry)),
+        }
     }
     let mut walk = RootWalk::of_volumes(engine, None);
     while let Some(roots) = walk.next(READS_AT_ONCE).await? {
@@ -207,7 +209,12 @@ pub(super) async fn of_name(engine: &Engine, name: &str) -> Result<Vec<TrashEntr
     let mut walk = AsideWalk::new(engine, "")?;
     while let Some(group) = walk.next().await? {
         let entries = group.entries.into_iter();
-        found.extend(entries.filter(|entry| entry.name() == name));
+        let is_other = |volume| {
+            under
+                .as_ref()
+                .is_none_or(|head| !was_renamed_from(head, volume))
+        };
+        found.extend(entries.filter(|entry| entry.name() == name && is_other(entry.volume())));
     }
     Ok(in_order(under.into_iter().collect(), found))
 }
@@ -221,17 +228,29 @@ async fn read_standing(engine: &Engine, name: &str) -> Result<Option<KnownRoot>,
     }
 }
 
+/// Whether a root is the volume's, or tells what name the volume got.
+fn is_of(standing: &KnownRoot, volume: VolumeId) -> bool {
+    standing.root.volume == volume || was_renamed_from(standing, volume)
+}
+
+/// Whether the volume had this root's name and has another: it was no more in the trash then.
+fn was_renamed_from(standing: &KnownRoot, volume: VolumeId) -> bool {
+    let mark = standing.root.rename_mark();
+    let gone = mark.filter(|mark| mark.step == RenameStep::Gone);
+    gone.is_some_and(|mark| mark.volume == volume)
+}
+
 /// Whether what was put aside has a root of its own: then that alone says whether it is in the trash.
 async fn has_its_name(engine: &Engine, entry: &TrashEntry) -> Result<bool, OpenError> {
     let standing = read_standing(engine, entry.name()).await?;
-    Ok(standing.is_some_and(|head| head.root.volume == entry.volume()))
+    Ok(standing.is_some_and(|head| is_of(&head, entry.volume())))
 }
 
 /// Whether what was put aside is of a volume that is in the trash no more: it was restored while somebody was about to
 /// take its name.
 pub(super) async fn has_left(engine: &Engine, entry: &TrashEntry) -> Result<bool, OpenError> {
     let standing = read_standing(engine, entry.name()).await?;
-    Ok(standing.is_some_and(|head| head.root.volume == entry.volume() && !head.root.is_in_trash()))
+    Ok(standing.is_some_and(|head| is_of(&head, entry.volume()) && !head.root.is_in_trash()))
 }
 
 /// Of the roots of one volume that were put aside the one that counts.
