@@ -405,7 +405,8 @@ mod tests {
         for _ in 0..2 {
             let record = StartRecord::begin(dir.path());
             assert!(!record.is_suspect("a"));
-            std::mem::forget(record.open_together(&["a", "b"]));
+            // The process ends here.
+            let _ = std::mem::ManuallyDrop::new(record.open_together(&["a", "b"]));
         }
         let record = StartRecord::begin(dir.path());
         assert!(record.is_suspect("a") && record.is_suspect("b"));
