@@ -38,7 +38,7 @@ impl<'a> Repeats<'a> {
         self.engine.port.sleep(self.delay_ns).await;
         self.delay_ns = (self.delay_ns * 2).min(self.engine.options.retry_ns * 30);
         let is_live = self.tail.lock().status == Status::Live;
-        (is_live || self.is_forked())
+        (is_live || self.tail.upload.is_kept_for_end() || self.is_forked())
             .then_some(())
             .ok_or(ServiceEnded)
     }

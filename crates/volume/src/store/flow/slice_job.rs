@@ -133,7 +133,8 @@ async fn start_pack(
     expected: Option<ExpectedSlice>,
 ) -> Result<Answer<Result<PackUpload, ServiceEnded>>, ServiceEnded> {
     let permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
-    if tail.lock().status != Status::Live {
+    // Of a tail that is closing a poisoned log has the last slices uploaded again.
+    if tail.lock().status != Status::Live && !tail.upload.is_kept_for_end() {
         return Err(ServiceEnded);
     }
     let (sender, answer) = Answer::channel();
