@@ -37,7 +37,7 @@ pub(super) async fn upload<'a>(
     let newest = tail.newest();
     let is_usual = {
         let inner = tail.lock();
-        let has_snapshots = !inner.points.kept().is_empty();
+        let has_snapshots = !inner.points.kept().is_empty() || !inner.points.is_empty();
         has_snapshots || inner.status != Status::Live || tail.stored_lsn() >= newest
     };
     if is_usual || canary::active!("close_ends_nothing") {
@@ -56,7 +56,11 @@ pub(super) async fn upload<'a>(
     // A root that is gone or another's is found while the volume can still be served.
     let (ready, is_own) = join(ready, has_own_root(engine, tail)).await;
     // A snapshot that was taken meanwhile waits for a record before the last one.
-    let may_end = ready? && is_own? && tail.lock().points.kept().is_empty();
+    let has_points = {
+        let inner = tail.lock();
+        !inner.points.is_empty() || !inner.points.kept().is_empty()
+    };
+    let may_end = ready? && is_own? && !has_points;
     Ok(may_end.then_some(kept))
 }
 
