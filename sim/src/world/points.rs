@@ -168,6 +168,15 @@ impl Points {
         }
     }
 
+    /// Whether a snapshot of it is asked for, alone or with others.
+    fn is_being_taken(&self, attachment: usize) -> bool {
+        let is_member = |call: &Call| match &call.asked {
+            Asked::Take(members, _) => members.iter().any(|at| at.attachment == attachment),
+            _ => false,
+        };
+        self.calls.values().any(is_member)
+    }
+
     /// Whether a volume is closed to be set back.
     pub(super) fn is_to_restore(&self) -> bool {
         !self.to_restore.is_empty()

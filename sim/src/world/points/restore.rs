@@ -14,7 +14,10 @@ impl World {
     /// This volume is to be closed and set back.
     pub(super) fn begin_restore(&mut self, attachment: usize) {
         let here = &self.attachments[attachment];
-        if !self.is_single() || here.phase != AttachmentPhase::Serving {
+        // Commits are numbered anew behind the restore: a call that outlasts it is answered with a number of before, which
+        // nobody could tell from those.
+        let is_busy = self.points.is_being_taken(attachment);
+        if !self.is_single() || here.phase != AttachmentPhase::Serving || is_busy {
             return;
         }
         let all = self.points.snapshots.iter().enumerate();
