@@ -57,6 +57,7 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "store_hears_of_a_session_too_early",
+    "renamed_volume_is_made_again",
     "lost_answer_ends_no_pass",
     "continued_log_reuses_at_once",
     "prepared_index_is_any_roots",

@@ -54,9 +54,10 @@ fn required_role(method: &Method, path: &str) -> Option<Role> {
         "/" | "/healthz" | "/readyz" | "/v1/openapi.json" if looks => None,
         "/v1/session" => None,
         _ if looks => Some(Role::Read),
-        "/v1/volumes/{name}/attach" | "/v1/volumes/{name}/detach" | "/v1/volumes/{name}/sync" => {
-            Some(Role::Attach)
-        }
+        "/v1/volumes/{name}/attach"
+        | "/v1/volumes/{name}/detach"
+        | "/v1/volumes/{name}/prepare"
+        | "/v1/volumes/{name}/sync" => Some(Role::Attach),
         _ => Some(Role::Admin),
     }
 }

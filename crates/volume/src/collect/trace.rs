@@ -17,7 +17,7 @@ use crate::hostlog::root_updates::has_tombstone;
 use crate::jobs::join_all;
 use crate::object::node::{Node, decode_node};
 use crate::object::page::{BlockRef, Page, decode_of_any, decode_page};
-use crate::object::root::{RenameStep, Root};
+use crate::object::root::{RenameMark, RenameStep, Root};
 use crate::object::sessions::SessionNames;
 use crate::object::{
     FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key, snapshot_of_root_key,
@@ -47,7 +47,7 @@ pub(super) struct Trace<'a, P> {
     pub(super) volumes: BTreeSet<VolumeId>,
     /// The newest epochs of them.
     epochs: BTreeMap<VolumeId, Epoch>,
-    /// Names of volumes that are on their way to others.
+    /// Names of volumes that are on their way to others, and names that are kept for such.
     pub(super) leaving: Vec<String>,
     /// Volumes that were renamed, with the names that they got.
     renamed: BTreeMap<VolumeId, String>,
@@ -172,7 +172,9 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             {
                 self.renamed.insert(mark.volume, mark.other);
             }
-            if is_leaving && before.is_none() {
+            let is_kept = |mark: RenameMark| mark.step == RenameStep::Kept;
+            let is_on_way = is_leaving || root.rename_mark().is_some_and(is_kept);
+            if is_on_way && before.is_none() {
                 self.leaving.push(name.to_owned());
             }
             if root.deleted && !is_held {

@@ -6,14 +6,15 @@ use std::any::Any;
 
 use volume::driver::{RequestOp, StoreOp};
 use volume::object::root::{RenameStep, Root};
+use volume::object::root_key;
 use volume::units::{Now, VolumeId};
-use volume::{OpenMode, VolumeSpec};
+use volume::{OpenError, OpenMode, VolumeSpec};
 
 use crate::rename::{
     HOUR_MS, MIB, check_renamed, collect, create, fill, names, rename, with_snapshot,
 };
 use crate::support::hosts::{close, delete, elsewhere, hand_over, root_of};
-use crate::support::points::{done, gc, snapshot_names, whole_list};
+use crate::support::points::{delete_snapshot, done, gc, snapshot_names, whole_list};
 use crate::support::{Environment, Fault, World};
 
 /// Carries a host's next requests out, so many times.
@@ -88,6 +89,65 @@ fn a_pass_beside_a_renaming_takes_nothing_for_garbage() {
             assert!((10..200).contains(&passes), "{passes} requests");
         }
     }
+}
+
+/// A creation whose answer is lost is asked for again behind a renaming of what it made. How many roots of it can be opened.
+fn created_and_renamed(part: usize) -> usize {
+    let mut world = World::new();
+    world.env.fault_after = Some((0, Fault::LostAnswer));
+    let created = world.host.create_volume(VolumeSpec {
+        name: "made".into(),
+        bytes: MIB,
+        block: 512,
+    });
+    steps(&mut world, part);
+    let mut other = elsewhere(&world);
+    hand_over(&mut world, &mut other);
+    if names(&mut other).contains(&"made".to_owned()) {
+        rename(&mut other, "made", "named").expect("renamed");
+    }
+    hand_over(&mut other, &mut world);
+    let created = world.wait(|_| created.try_take());
+    assert!(created.is_ok(), "{created:?}");
+    let roots = ["made", "named"].map(root_key);
+    let roots = roots.iter().filter_map(|key| world.env.objects.get(key));
+    let roots = roots.map(|(bytes, _)| Root::decode(bytes).expect("a root"));
+    roots.filter(|root| !root.deleted).count()
+}
+
+#[test]
+fn a_creation_whose_answer_was_lost_does_not_make_a_renamed_volume_again() {
+    for part in 0..12 {
+        assert_eq!(created_and_renamed(part), 1, "{part}");
+    }
+}
+
+#[test]
+fn a_snapshot_of_a_volume_that_is_on_its_way_is_not_deleted() {
+    let mut refused = 0;
+    for at in 0..60 {
+        let mut world = with_snapshot();
+        world.env.fault_after = Some((at, Fault::Outage));
+        let answer = world.host.rename_volume("demo", "another");
+        world.pass(200);
+        drop(answer);
+        world.env.outage = false;
+        if !root_of(&world.env, "demo")
+            .rename_mark()
+            .is_some_and(|mark| mark.step == RenameStep::Leaving)
+        {
+            continue;
+        }
+        let mut other = elsewhere(&world);
+        hand_over(&mut world, &mut other);
+        match delete_snapshot(&mut other, "demo@one") {
+            Err(OpenError::Renaming { .. }) => refused += 1,
+            // It has moved.
+            Err(OpenError::NoSuchSnapshot(_)) => {}
+            deleted => panic!("{at}: {deleted:?}"),
+        }
+    }
+    assert!(refused > 0);
 }
 
 /// Cuts a renaming at this request; the volume has arrived and its old root says still that it is leaving: that.
@@ -419,6 +479,10 @@ fn each_planted_bug_is_seen() {
         (
             "renamed_without_a_pin",
             a_pass_beside_a_renaming_takes_nothing_for_garbage,
+        ),
+        (
+            "renamed_volume_is_made_again",
+            a_creation_whose_answer_was_lost_does_not_make_a_renamed_volume_again,
         ),
         (
             "leaving_root_is_asked",

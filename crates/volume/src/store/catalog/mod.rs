@@ -15,7 +15,7 @@ use crate::hostlog::names::{Position, SessionName, tombstone_key, trash_key};
 use crate::hostlog::publisher::Batch;
 use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::hostlog::scan::read_stored;
-use crate::object::root::{Root, TrashMark};
+use crate::object::root::{RenameMark, RenameStep, Root, TrashMark};
 use crate::object::root_key;
 use crate::request::tail::Tail;
 use crate::store::catalog::name_locks::{NameLock, check_no_snapshot_is_locked};
@@ -35,7 +35,7 @@ use crate::store::parts::{ListPart, ListPlace, PartBuilder, RootWalk};
 use crate::store::rename::signs::check_free_of_renaming;
 use crate::store::roots::{read_any_root, read_root, unusable_root_error, why_not_there};
 use crate::sync::atomic::Ordering;
-use crate::units::{Epoch, Lsn};
+use crate::units::{Epoch, Lsn, VolumeId};
 
 /// Makes an open volume larger. What is added reads as zeroes.
 pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> {
@@ -82,7 +82,7 @@ pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<Volu
         }
         // A root exists, or the outcome is not known: read it to see whether it is this one.
         match read_any_root(engine, &root.name).await {
-            Ok(head) if head.root.volume == root.volume => return Ok(VolumeInfo::of(&root)),
+            Ok(head) if is_of(&head.root, root.volume) => return Ok(VolumeInfo::of(&root)),
             // A tombstone: the name is free, unless a volume is on its way from there or to it.
             Ok(head) if head.root.deleted => {
                 check_free_of_renaming(engine, &head.root).await?;
@@ -158,9 +158,17 @@ async fn create_again(
     match with_patience(engine, &root.name, keys, update).await? {
         UpdateOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
         // The create took effect, and a host has opened the volume since.
-        UpdateOutcome::Lost(found) if found.root.volume == root.volume => Ok(VolumeInfo::of(&root)),
+        UpdateOutcome::Lost(found) if is_of(&found.root, root.volume) => Ok(VolumeInfo::of(&root)),
         UpdateOutcome::Lost(_) => Err(OpenError::Exists(root.name)),
     }
+}
+
+/// Whether the root that stands under a name is of this volume, or says that the volume was renamed from there. Then it was
+/// made: a creation whose answer was lost must not make it a second time.
+fn is_of(standing: &Root, volume: VolumeId) -> bool {
+    let is_gone = |mark: RenameMark| mark.step == RenameStep::Gone && mark.volume == volume;
+    let was_renamed = standing.rename_mark().is_some_and(is_gone);
+    standing.volume == volume || (was_renamed && !canary::active!("renamed_volume_is_made_again"))
 }
 
 /// Keeps a deleted volume's tombstone under a key of its own before another volume takes its name: logs may name

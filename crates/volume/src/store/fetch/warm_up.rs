@@ -192,8 +192,9 @@ async fn fetch_ranges(engine: &Arc<Engine>, tail: &Arc<Tail>, ranges: &[Range<u6
     let until_ns = engine.jobs.mono_ns() + FETCH_NS;
     let end = tail.lock().geometry.bytes / SECTOR_BYTES;
     let mut warmed = WarmUp::default();
-    let (mut found, mut bytes, mut looked_at) = (Vec::new(), 0, 0);
-    for range in ranges {
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    let (mut looked_at, mut lookups) = (0, 0);
+    'ranges: for range in ranges {
         let mut start = range.start;
         let range_end = range.end.min(end);
         while start < range_end {
@@ -202,24 +203,27 @@ async fn fetch_ranges(engine: &Arc<Engine>, tail: &Arc<Tail>, ranges: &[Range<u6
                 end: range_end.min(start.saturating_add(LOOKUP_SECTORS)),
             };
             let Some(chunks) = find_missing(engine, tail, span).await else {
-                return warmed;
+                break 'ranges;
             };
             bytes += chunks.iter().map(|one| u64::from(one.stored)).sum::<u64>();
             found.extend(chunks);
             start = span.end;
-            if found.len() >= CHUNKS_AT_ONCE || bytes >= BYTES_AT_ONCE {
+            lookups += 1;
+            let is_full = found.len() >= CHUNKS_AT_ONCE || bytes >= BYTES_AT_ONCE;
+            if is_full {
                 bytes = 0;
                 warmed.fetched_bytes += fetch(engine, tail, std::mem::take(&mut found)).await;
-                if engine.jobs.mono_ns() >= until_ns {
-                    warmed.ranges = looked_at;
-                    return warmed;
-                }
+            }
+            // Also where nothing is missing: a range may be as long as the volume.
+            let is_long = lookups % LOOKUPS_AT_ONCE == 0;
+            if is_long {
+                engine.port.pause().await;
+            }
+            if (is_full || is_long) && engine.jobs.mono_ns() >= until_ns {
+                break 'ranges;
             }
         }
         looked_at += 1;
-        if looked_at % LOOKUPS_AT_ONCE == 0 {
-            engine.port.pause().await;
-        }
     }
     warmed.fetched_bytes += fetch(engine, tail, found).await;
     warmed.ranges = looked_at;

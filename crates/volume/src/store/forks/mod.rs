@@ -38,7 +38,7 @@ use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snaps
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::roots::checks::wait_checked;
-use crate::store::roots::{read_any_root, read_root, unusable_root_error};
+use crate::store::roots::{read_any_root, read_root, unusable_root_error, why_not_there};
 use crate::units::VolumeId;
 
 /// What has a new snapshot when the call that makes it ends.
@@ -206,6 +206,18 @@ fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result
     }
 }
 
+/// Refuses to change a snapshot whose volume is on its way to another name: it may stand there by now, too.
+async fn check_not_leaving(engine: &Engine, snapshot: &str) -> Result<(), OpenError> {
+    let volume = snapshot.split_once(SNAPSHOT_SIGN);
+    let volume = volume.map_or(snapshot, |(volume, _)| volume);
+    match read_any_root(engine, volume).await {
+        Ok(head) if head.root.is_leaving() => Err(why_not_there(&head.root)),
+        // A snapshot outlives its volume.
+        Ok(_) | Err(OpenError::NoSuchVolume(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Deletes a snapshot. Forks of it stay as they are.
 pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<(), OpenError> {
     delete_snapshot_of(engine, name, None).await
@@ -243,6 +255,7 @@ pub(in crate::store) async fn delete_snapshot_of(
             root_key(name)
         )));
     }
+    check_not_leaving(engine, name).await?;
     let tombstone = child::tombstone_of(engine, &head.root);
     let port = log_port(engine);
     let update = async {

@@ -79,7 +79,13 @@ async fn end_with_last_slices(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<
     let head = tail.upload.head();
     let head = head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
     let ended = last_slices::end_with_them(engine, tail, head.root.epoch).await;
-    ended.inspect_err(|error| endings::note_end(engine, tail, error))
+    ended.inspect_err(|error| {
+        // Not everything of it is stored: it is kept for rescue, and whoever waits hears why.
+        tail.lock().status = Status::Fenced;
+        tail.upload.set_refusal(Some(error.clone()));
+        endings::note_end(engine, tail, error);
+        tail.upload.wake_all();
+    })
 }
 
 /// Ends the epoch in this host's log, then in the root. It may be repeated after it was cut short.

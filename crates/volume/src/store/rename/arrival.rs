@@ -167,8 +167,12 @@ async fn move_snapshot(
         Some(found) if found.root.volume == id => None,
         Some(other) if !other.root.deleted => return Err(why_taken(engine, other).await?),
         standing => {
+            // Above the tombstone that a deletion leaves of the one that is there: the pin is needed until this one is there,
+            // however late that is.
+            let epoch = Epoch(snapshot.root.epoch.0 + 2);
             let root = Root {
                 name: name.clone(),
+                epoch,
                 ..snapshot.root.clone()
             };
             Some(match standing {

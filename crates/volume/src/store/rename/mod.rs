@@ -60,12 +60,25 @@ pub(crate) async fn rename(
     let is_same = mark.as_ref().is_some_and(|mark| mark.other == new);
     let leaving = match mark.map(|mark| mark.step) {
         Some(RenameStep::Leaving) if is_same => standing,
-        // It was done before.
-        Some(RenameStep::Gone) if is_same => return info_of(engine, new).await,
+        // It was done before. Another may have the name by now, and the volume a third one.
+        Some(RenameStep::Gone) if is_same => {
+            let renamed = info_of(engine, new).await?;
+            let is_it = standing
+                .root
+                .rename_mark()
+                .is_some_and(|mark| mark.volume == renamed.id);
+            return match is_it {
+                true => Ok(renamed),
+                false => Err(why_not_there(&standing.root)),
+            };
+        }
         None if !standing.root.deleted => leave(engine, standing, new).await?,
         _ => return Err(why_not_there(&standing.root)),
     };
-    let renamed = finish(engine, leaving).await?;
+    let renamed = match leaving.root.is_leaving() {
+        true => finish(engine, leaving).await?,
+        false => info_of(engine, new).await?,
+    };
     tracing::info!(volume = new, id = %renamed.id, "a volume was renamed: it was {old}");
     Ok(renamed)
 }
@@ -76,8 +89,13 @@ pub(crate) async fn go_on(engine: &Arc<Engine>, old: &str) -> Result<(), OpenErr
     let Some(mark) = standing.root.rename_mark() else {
         return Ok(());
     };
-    if mark.step != RenameStep::Leaving {
-        return Ok(());
+    match mark.step {
+        RenameStep::Leaving => {}
+        RenameStep::Kept => {
+            free_name(engine, &standing.root).await;
+            return Ok(());
+        }
+        RenameStep::Gone => return Ok(()),
     }
     let _locks = lock_names(engine, old, &mark.other)?;
     let renamed = finish(engine, standing).await?;
@@ -115,7 +133,13 @@ async fn leave(engine: &Arc<Engine>, head: KnownRoot, new: &str) -> Result<Known
             version: found.version,
         },
     };
-    // Also if another attempt did it, which went on from the same kept name.
+    // Also if another attempt did it, which went on from the same kept name, or has come to the end.
+    let has_gone = |mark: RenameMark| {
+        mark.step == RenameStep::Gone && (mark.volume, &*mark.other) == (head.root.volume, new)
+    };
+    if left.root.rename_mark().is_some_and(has_gone) {
+        return Ok(left);
+    }
     if !leaves_for(&left.root, kept.volume) {
         free_name(engine, &kept).await;
         return Err(OpenError::Store(format!(

@@ -142,6 +142,8 @@ pub(crate) async fn begin_closing(
     tail: &Tail,
 ) -> Result<RootUpdate, OpenError> {
     let publisher = engine.host_log.publisher().await;
+    // What stopped it may have been met by whoever had the publisher.
+    engine.host_log.check_not_stopped()?;
     update_at(engine, tail, Position::default(), publisher.state().next)
 }
 
