@@ -13,11 +13,16 @@ use volume::hostlog::names::PIN_PREFIX;
 use volume::object::{ROOT_PREFIX, SNAPSHOT_PREFIX};
 
 use crate::faults::{Fault, FaultCounts};
-use crate::oracle::garbage::Stored;
+use crate::oracle::garbage::{CANDIDATES_KEY, Stored};
 use crate::rng::Rng;
 
 #[cfg(test)]
 mod tests;
+
+/// Whether the call ends a pass of the collector.
+fn ends_pass(call: &Call) -> bool {
+    matches!(call, Call::Put { key, .. } if key == CANDIDATES_KEY)
+}
 
 fn is_root(key: &str) -> bool {
     key.starts_with(ROOT_PREFIX) || key.starts_with(SNAPSHOT_PREFIX)
@@ -206,6 +211,8 @@ pub struct SimStore {
     replacements: BTreeMap<String, Vec<Replacement>>,
     /// Keys whose removal was asked for and not carried out.
     refused_removals: BTreeSet<String>,
+    /// A pass of the collector took effect in the store, and who made it does not know.
+    has_unheard_pass: bool,
     /// Since they were taken last.
     root_steps: Vec<RootStep>,
     rng: Rng,
@@ -231,6 +238,7 @@ impl SimStore {
             next_version: 1,
             replacements: BTreeMap::new(),
             refused_removals: BTreeSet::new(),
+            has_unheard_pass: false,
             root_steps: Vec::new(),
             rng,
             faults,
@@ -317,7 +325,9 @@ impl SimStore {
             CallEffect::Normal => self.execute(flight.author, &flight.call),
             CallEffect::AppliedUnknown => {
                 self.counts.count(Fault::UnknownApplied);
-                let _ = self.execute(flight.author, &flight.call);
+                if self.execute(flight.author, &flight.call).is_ok() {
+                    self.has_unheard_pass |= ends_pass(&flight.call);
+                }
                 Err(CallError::Unknown)
             }
             CallEffect::DroppedUnknown => {
@@ -358,6 +368,7 @@ impl SimStore {
         match flight.effect {
             CallEffect::DroppedUnknown => {
                 if self.execute(flight.author, &flight.call).is_ok() {
+                    self.has_unheard_pass |= ends_pass(&flight.call);
                     self.counts.count(Fault::LateApply);
                 }
             }
@@ -514,6 +525,11 @@ impl SimStore {
             }
         }
         now.keys().all(|key| self.objects.contains_key(key))
+    }
+
+    /// Whether a pass of the collector ended since this was called last, and its host did not hear that it had.
+    pub fn take_unheard_pass(&mut self) -> bool {
+        std::mem::take(&mut self.has_unheard_pass)
     }
 
     /// Keys whose removal was asked for and not carried out since this was called last.

@@ -220,6 +220,8 @@ pub struct World {
     set_back: Option<set_back::SetBack>,
     /// Passes of collectors that have ended.
     passes: usize,
+    /// Whoever ended the last of them did not hear of it.
+    has_unheard_pass: bool,
     garbage: GarbageJudge,
     pins: PinJudge,
     faults: FaultCounts,
@@ -293,6 +295,7 @@ impl World {
             planned: None,
             set_back: profile.set_back.then(|| set_back::SetBack::draw(seed)),
             passes: 0,
+            has_unheard_pass: false,
             garbage: GarbageJudge::default(),
             pins: PinJudge::default(),
             faults: FaultCounts::default(),

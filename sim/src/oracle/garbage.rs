@@ -51,7 +51,7 @@ pub struct GarbageJudge {
 
 impl GarbageJudge {
     /// A pass has ended, and the store did not carry out the removal of `refused` since the one before. `in_peace`: no process
-    /// dies any more. Answers how much garbage went since then.
+    /// dies any more, and whoever ended the pass before knows that it ended. Answers how much garbage went since then.
     ///
     /// # Errors
     /// If garbage stays that the last two passes had to find and to remove, or if something is gone that a root names.
@@ -72,7 +72,7 @@ impl GarbageJudge {
         for (key, version) in garbage {
             let passes = match before.get(key) {
                 Some((known, passes)) if *known == version => {
-                    // Pins go behind what ends a pass, and a process may die in between.
+                    // Pins go behind what ends a pass, and a process may die in between, or not hear of the end.
                     let is_asked = in_peace || !key.starts_with(PIN_PREFIX);
                     passes + u64::from(is_asked && !refused.contains(key))
                 }

@@ -30,10 +30,12 @@ impl World {
         self.passes = ended;
         self.count(Fault::PassEnded);
         let refused = self.store.take_refused_removals();
+        let unheard = self.store.take_unheard_pass();
+        let was_heard = !std::mem::replace(&mut self.has_unheard_pass, unheard);
         if !self.judges_garbage() {
             return Ok(());
         }
-        let in_peace = matches!(self.phase, Phase::LastPasses(_));
+        let in_peace = was_heard && matches!(self.phase, Phase::LastPasses(_));
         let objects: Vec<Stored<'_>> = self.store.stored().collect();
         let gone = self.garbage.on_pass(&objects, &refused, in_peace)?;
         for _ in 0..gone {
