@@ -359,6 +359,20 @@ impl Host {
         self.commit()
     }
 
+    /// Makes all that is completed durable as the last thing that this host does with its log: no FLUSH ends any more, and the journal stays as it is, for
+    /// the host in whose favour this one is stopped.
+    pub fn commit_last(&self) -> Answer<Result<(), OpenError>> {
+        self.control_log(|engine| async move {
+            let round = engine.committer().next_round();
+            let is_durable = engine.committer().durable(&engine, round).await;
+            engine.committer().hold().await;
+            match is_durable {
+                true => Ok(()),
+                false => Err(OpenError::Poisoned),
+            }
+        })
+    }
+
     /// What the collector of this host did.
     pub fn collector(&self) -> CollectorReport {
         let engine = self.engine.get();

@@ -147,7 +147,7 @@ fn serve_at(
             // The few commits since clients were asked to rest. With all of them in the log, the new program goes on
             // with it as it is.
             let _ = runtime.block_on(async {
-                tokio::time::timeout(COMMIT_TIMEOUT, engine.host.commit()).await
+                tokio::time::timeout(COMMIT_TIMEOUT, engine.host.commit_last()).await
             });
             engine.stop(control.disks.take_live());
             handover::step("stopped")?;

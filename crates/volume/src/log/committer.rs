@@ -96,6 +96,8 @@ struct State {
     rewrites: bool,
     /// Of the journal's half, what its checkpoint takes, as far as this process wrote it.
     checkpoint_bytes: u64,
+    /// No round begins any more: another process is about to go on where the journal ends.
+    held: bool,
     /// The disk failed, and the next start is told so. Without it there may be no rounds all the same.
     marked: bool,
     syncs: Syncs,
@@ -165,6 +167,7 @@ impl Committer {
                 written: Vec::new(),
                 journal,
                 rewrites: false,
+                held: false,
                 checkpoint_bytes: journal.used,
                 marked: poisoned,
                 syncs: Syncs::default(),
@@ -285,10 +288,19 @@ impl Committer {
         (!is_idle).then_some(state.started)
     }
 
-    /// Nothing that was written waits for a sync, and all frames are durable.
+    /// All frames are durable.
     pub(crate) fn is_settled(&self) -> bool {
-        let state = lock(&self.state);
-        state.phase == Phase::Idle && !state.syncs.is_busy()
+        lock(&self.state).phase == Phase::Idle
+    }
+
+    /// Has no round begin any more, and ends when the one that is going on has. For a process that is about to end.
+    pub(crate) async fn hold(&self) {
+        lock(&self.state).held = true;
+        let at_rest = || {
+            let phase = lock(&self.state).phase;
+            matches!(phase, Phase::Idle | Phase::Poisoned).then_some(())
+        };
+        self.changed.wait_until(at_rest).await;
     }
 
     /// The newest durable round.
@@ -433,7 +445,7 @@ impl Committer {
 
     /// Starts a round if one is wanted and none is going on.
     fn start(&self, state: &mut State, engine: &Arc<impl CommitEnvironment>) -> bool {
-        if state.phase != Phase::Idle || !state.wanted {
+        if state.phase != Phase::Idle || !state.wanted || state.held {
             return false;
         }
         state.wanted = false;

@@ -198,6 +198,27 @@ fn nothing_of_a_host_that_continues_is_in_the_store_before_the_log_has_its_sessi
     assert_eq!(next.read_fill(&volume, 30 * 8, 4096), 31);
 }
 
+#[test]
+fn a_host_that_has_committed_last_writes_no_frame_any_more() {
+    let (mut world, volume) = in_service();
+    let answer = world.host.commit_last();
+    world.wait(|_| answer.try_take()).expect("committed");
+    let mark = world.host.journal_mark();
+    assert!(mark.expect("it has a journal").is_settled);
+    // It is quiet for long enough that a frame would prove the last one, and commits go on.
+    world.pass(5_000);
+    world.write(&volume, 8 * 40, 41, 4096);
+    let flushed = world.host.commit();
+    world.pass(5_000);
+    assert!(flushed.try_take().is_none());
+    assert_eq!(world.host.journal_mark(), mark);
+    let mut world = World::start(world.hand_over());
+    assert!(world.report.goes_on);
+    let volume = serve(&mut world, "demo");
+    assert_holds(&mut world, &volume, 0..33);
+    assert_eq!(world.read_fill(&volume, 8 * 40, 4096), 41);
+}
+
 /// The rings' commits hide all that the frames name. Without the rings the frames must find it.
 #[test]
 fn what_frames_name_is_there_until_a_frame_has_what_superseded_it() {
