@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,6 +30,9 @@ static WAY_BACK: Mutex<Option<RollbackTarget>> = Mutex::new(None);
 
 /// There was one at the start.
 static IS_EXPECTED: AtomicBool = AtomicBool::new(false);
+
+/// This program serves.
+static HAS_COMMITTED: AtomicBool = AtomicBool::new(false);
 
 /// How much longer the old program may take, back again: its disk may be as slow as it was for the new one.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(120);
@@ -209,10 +212,11 @@ impl Incoming {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        // Another thread is about to execute the old program, which ends this one: it must serve nobody.
-        while way_back.is_none() && IS_EXPECTED.load(Ordering::SeqCst) {
-            std::thread::park();
+        // It must serve nobody, where there was a way back and another thread has taken it.
+        if way_back.is_none() {
+            end_with_way_back();
         }
+        HAS_COMMITTED.store(true, Ordering::SeqCst);
         if let Some(way_back) = &mut way_back {
             self.passed = std::mem::take(&mut way_back.passed);
         }
@@ -287,8 +291,12 @@ pub(crate) fn roll_back(why: &str) {
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .take();
-    let Some(way_back) = way_back else { return };
-    eprintln!("firn: the new program does not come up ({why}); the old one goes on");
+    let Some(way_back) = way_back else {
+        return end_with_way_back();
+    };
+    say(&format!(
+        "the new program does not come up ({why}); the old one goes on"
+    ));
     let keeper = last_words().and_then(|words| words.keeper);
     keeper.into_iter().for_each(reactor::wait_for_keeper);
     let RollbackTarget {
@@ -306,11 +314,23 @@ pub(crate) fn roll_back(why: &str) {
         (Err(error), _) => error,
         (_, None) => io::ErrorKind::NotFound.into(),
     };
-    eprintln!(
-        "firn: the old program cannot be executed: {error}; no acknowledged write is lost: start the \
-         server again"
-    );
+    say(&format!(
+        "the old program cannot be executed: {error}; no acknowledged write is lost: start the server again"
+    ));
     std::process::exit(1);
+}
+
+/// A line on standard error. Nobody may read it, which must not keep the old program from going on.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "firn: {line}");
+}
+
+/// Where another thread is about to execute the old program, this one waits for the end that it brings: a failure that comes to its own
+/// end meanwhile would end the process, and all clients with it. Returns at once where there is no such thread.
+fn end_with_way_back() {
+    while IS_EXPECTED.load(Ordering::SeqCst) && !HAS_COMMITTED.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
 }
 
 /// Whether this program took the place of another one, and not its own place back.
