@@ -10,7 +10,9 @@
 //! The machine is driven by outcomes, inline, on whatever thread they arrive, because a FLUSH
 //! waits for it; it does bounded memory work only.
 
+mod environment;
 mod invariants;
+mod journal;
 mod syncs;
 
 use std::collections::VecDeque;
@@ -19,40 +21,22 @@ use std::task::Waker;
 
 use blkmq::io::FileId;
 
+pub(crate) use environment::CommitEnvironment;
+pub(crate) use journal::Journal;
 use syncs::Syncs;
 
 use super::frame::{FrameWriter, Part, Record};
-use super::layout::Layout;
 use crate::driver::{DiskError, DiskOp, DiskPlace, Outcome, Request, RequestId, RequestOp};
 use crate::failures::FailureKind;
 use crate::hostlog::notes::LogState;
-use crate::jobs::{Jobs, Signal};
+use crate::jobs::Signal;
 use crate::lock::lock;
 use crate::request::tail::Tail;
 use crate::sync::Mutex;
-use crate::units::{HostId, Lsn};
+use crate::units::Lsn;
 
 /// The first round of a process.
 pub(crate) const FIRST_ROUND: u64 = 1;
-
-/// What the committer needs of the engine around it.
-pub(crate) trait CommitEnvironment {
-    fn jobs(&self) -> &Jobs;
-    fn host(&self) -> HostId;
-    fn layout(&self) -> &Layout;
-    fn tails(&self) -> Vec<Arc<Tail>>;
-    /// From now on writes are refused, and memory says so to the next process.
-    fn set_poisoned(&self);
-    /// From now on writes are refused, until the next start.
-    fn refuse_writes(&self);
-    /// Ring slots are free again, and dying segments may be free: parked writes plan again.
-    fn on_round_ended(&self);
-    /// Starts the job that ends in [`Committer::on_checkpoint_written`] or
-    /// [`Committer::on_checkpoint_failed`].
-    fn start_checkpoint(self: &Arc<Self>);
-    /// Starts the job that writes the poison mark into the superblock.
-    fn start_poison_mark(self: &Arc<Self>);
-}
 
 /// Where a round is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,28 +90,6 @@ struct State {
     /// The frame's write in flight, and what it does.
     awaited_write: Option<(RequestId, DiskPlace, FailureKind)>,
     out: VecDeque<Request>,
-}
-
-/// Where the next frame goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Journal {
-    pub(crate) half: usize,
-    /// Bytes used in the half.
-    pub(crate) used: u64,
-    pub(crate) lap: u64,
-    pub(crate) number: u64,
-}
-
-impl Journal {
-    /// A half that is the truth, to be followed by a checkpoint in the other one.
-    pub(crate) fn before_checkpoint(half: usize, lap: u64) -> Journal {
-        Journal {
-            half,
-            used: 0,
-            lap,
-            number: 0,
-        }
-    }
 }
 
 /// The one committer of a host.

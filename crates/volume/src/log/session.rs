@@ -1,7 +1,8 @@
 //! The sessions of a log: one for each start of a server on it, and which of them were its own.
 //!
 //! A session is drawn when a server starts and is durable, in the first checkpoint, before anything is
-//! served. It tells apart what two servers left that cannot be told apart otherwise: the rings of an
+//! served; that of a server which goes on with what another left is durable, in its first frame, before anything of it is in the
+//! store. It tells apart what two servers left that cannot be told apart otherwise: the rings of an
 //! earlier start in another directory, and what a copy of the cache directory did since it was copied.
 //! Later checkpoints carry the sessions on unchanged; nothing else may change them.
 //!

@@ -1,7 +1,7 @@
 //! A volume gets another name and keeps its identity, data and snapshots, whichever request a crash cuts and whenever
 //! the collector looks (S6, S7, S9).
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 use volume::object::root::RenameStep;
 use volume::{OpenError, VolumeSpec};

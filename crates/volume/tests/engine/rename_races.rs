@@ -1,6 +1,6 @@
 //! A volume is renamed while a collector, other hosts and whoever comes late are at it (S7, S9).
 //!
-//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 use std::any::Any;
 
