@@ -38,6 +38,15 @@ pub(crate) struct Arguments {
     /// Without a guest: on this machine, over NBD, the server's programs of a user's own
     #[arg(long, conflicts_with_all = ["kernel", "scale"])]
     pub(super) nbd: bool,
+    /// Hosts on one store, each with a server; volumes move between them while they are in use
+    #[arg(long, default_value_t = 1, requires = "nbd")]
+    pub(super) hosts: usize,
+    /// Seconds between two moves
+    #[arg(long, default_value_t = 10, value_name = "SECONDS")]
+    pub(super) move_every: u64,
+    /// Seconds after which a server is upgraded in use, again and again; never unless told
+    #[arg(long, value_name = "SECONDS", conflicts_with = "scale")]
+    pub(super) upgrade_every: Option<u64>,
     /// How the disks' bytes travel: auto, zero-copy, user-copy, get-data, copy
     #[arg(long, default_value = "auto")]
     pub(super) data_mode: String,
@@ -146,7 +155,8 @@ impl Arguments {
     /// compressed, half as much again for indexes, and the log and the cache.
     pub(super) fn bound_mib(&self) -> u64 {
         let moved = self.rate * self.time().as_secs_f64() * self.devices as f64;
-        (moved * 1.5) as u64 + self.log_mib() + self.cache_mib() + 1024
+        let local = (self.log_mib() + self.cache_mib()) * self.hosts as u64;
+        (moved * 1.5) as u64 + local + 1024
     }
 
     /// The store's faults, with outages that fit the time.

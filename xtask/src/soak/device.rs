@@ -6,7 +6,7 @@
 
 use std::io::{Error, Result};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use oracle::SectorOracle;
 use oracle::stamp::{self, SECTOR_BYTES};
@@ -80,6 +80,9 @@ pub(super) struct Device {
     pub(super) name: String,
     pub(super) sectors: u64,
     oracle: Mutex<SectorOracle>,
+    /// The number of the host that has the volume. Whoever attaches, detaches or moves it holds this meanwhile, and
+    /// takes it before `attached`.
+    home: Mutex<usize>,
     /// None while it is detached. Requests hold it for reading.
     attached: RwLock<Option<Attached>>,
 }
@@ -113,12 +116,13 @@ pub(super) struct DeviceUse<'a> {
 }
 
 impl Device {
-    pub(super) fn new(number: u32, sectors: u64) -> Device {
+    pub(super) fn new(number: u32, sectors: u64, home: usize) -> Device {
         Device {
             number,
             name: format!("soak{number}"),
             sectors,
             oracle: Mutex::new(SectorOracle::new(number, sectors)),
+            home: Mutex::new(home),
             attached: RwLock::default(),
         }
     }
@@ -145,6 +149,11 @@ impl Device {
             world,
             activity,
         }
+    }
+
+    /// The host that has the volume, which stays so as long as this is held.
+    pub(super) fn lock_home(&self) -> MutexGuard<'_, usize> {
+        lock(&self.home)
     }
 
     /// Waits until nobody uses the disk, and keeps it so.

@@ -1,7 +1,7 @@
 //! The figures of a soak over time: it prints them while the soak runs and judges them at its end.
 //!
-//! A restarted server counts from zero, so the last values of each server process are added to those
-//! of the processes before it.
+//! A server that was restarted or upgraded counts from zero, so the last values of each are added to those
+//! of the ones before it.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 
-use super::server::{ProcessUsage, Server, metrics};
+use super::server::{ProcessUsage, Server};
 use super::world::{Tally, World, lock};
 
 /// The kinds of store faults; each must be injected at least once.
@@ -23,21 +23,27 @@ const FAULTS: [&str; 5] = [
 
 const MIB: u64 = 1 << 20;
 
-/// The resource use of one server process.
+/// The resource use of one server process, up to its end or an upgrade.
 #[derive(Clone, Copy, Debug)]
 struct ServerLife {
+    host: usize,
     first: ProcessUsage,
     largest: ProcessUsage,
+}
+
+/// What a server counts, and since which start or upgrade.
+#[derive(Debug, Default)]
+struct Counters {
+    incarnation: (u32, u32),
+    last: BTreeMap<String, f64>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// Sums of the counters of earlier processes.
     earlier: BTreeMap<String, f64>,
-    /// The last counters of the present process.
-    current: BTreeMap<String, f64>,
-    /// The present process's id.
-    process: u32,
+    /// The last counters of the present ones, by their host.
+    current: BTreeMap<usize, Counters>,
     lives: Vec<ServerLife>,
     lines: Vec<Value>,
 }
@@ -61,6 +67,7 @@ impl Gauge {
     pub(super) fn on_server_start(&self, server: &Server) {
         let size = server.size();
         lock(&self.state).lives.push(ServerLife {
+            host: server.host.number,
             first: size,
             largest: size,
         });
@@ -69,19 +76,25 @@ impl Gauge {
 
     /// Reads the server's resource use and counters.
     pub(super) fn sample(&self, server: &Server) {
-        let (size, seen) = (server.size(), metrics());
+        let (size, seen) = (server.size(), server.host.metrics());
+        let host = server.host.number;
         let mut state = lock(&self.state);
+        let State {
+            earlier, current, ..
+        } = &mut *state;
         if !seen.is_empty() {
-            if state.process != server.pid() {
-                let over = std::mem::take(&mut state.current);
-                for (name, value) in over {
-                    *state.earlier.entry(name).or_default() += value;
+            let counters = current.entry(host).or_default();
+            if counters.incarnation != server.incarnation() {
+                for (name, value) in std::mem::take(&mut counters.last) {
+                    *earlier.entry(name).or_default() += value;
                 }
-                state.process = server.pid();
+                counters.incarnation = server.incarnation();
             }
-            state.current = seen.into_iter().collect();
+            counters.last = seen.into_iter().collect();
         }
-        if let Some(life) = state.lives.last_mut().filter(|_| size.rss_kib > 0) {
+        let mut lives = state.lives.iter_mut().rev();
+        let life = lives.find(|life| life.host == host);
+        if let Some(life) = life.filter(|_| size.rss_kib > 0) {
             let largest = &mut life.largest;
             largest.rss_kib = largest.rss_kib.max(size.rss_kib);
             largest.anonymous_kib = largest.anonymous_kib.max(size.anonymous_kib);
@@ -93,7 +106,8 @@ impl Gauge {
     /// The sum of all samples whose names have this prefix, over all server processes.
     fn sum(&self, prefix: &str) -> u64 {
         let state = lock(&self.state);
-        let all = state.earlier.iter().chain(&state.current);
+        let current = state.current.values().flat_map(|counters| &counters.last);
+        let all = state.earlier.iter().chain(current);
         let matching = all.filter(|(name, _)| name.starts_with(prefix));
         matching.map(|(_, value)| value).sum::<f64>() as u64
     }
@@ -101,12 +115,12 @@ impl Gauge {
     pub(super) fn print_header() {
         println!(
             "| s | RSS MiB | anonymous | threads | descriptors | written MiB | read MiB | requests | \
-             uploaded MiB | fetched MiB | store requests | planned faults | longest ms | stops+kills | detaches |"
+             uploaded MiB | fetched MiB | store requests | planned faults | longest ms | stops+kills | detaches | upgrades | moves |"
         );
-        println!("|{}", "---:|".repeat(15));
+        println!("|{}", "---:|".repeat(17));
     }
 
-    /// Prints a row of the table.
+    /// Prints a row of the table; `size` is of all servers together.
     pub(super) fn print_row(&self, world: &World, size: ProcessUsage) {
         let tally = &world.tally;
         let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -127,6 +141,8 @@ impl Gauge {
             "longest_ms": longest,
             "restarts": of(&tally.stops) + of(&tally.kills),
             "detaches": of(&tally.detaches),
+            "upgrades": of(&tally.upgrades),
+            "moves": of(&tally.moves),
         });
         let order = [
             "seconds",
@@ -144,6 +160,8 @@ impl Gauge {
             "longest_ms",
             "restarts",
             "detaches",
+            "upgrades",
+            "moves",
         ];
         let cells = order.map(|name| match &line[name] {
             Value::Number(number) if number.is_f64() => {
@@ -173,7 +191,7 @@ impl Gauge {
             world.fail("no data was read from the store: no read was cold".to_owned());
         }
         for (at, life) in lock(&self.state).lives.clone().iter().enumerate() {
-            let ServerLife { first, largest } = life;
+            let ServerLife { first, largest, .. } = life;
             let growth_mib = largest.rss_kib.saturating_sub(first.rss_kib) / 1024;
             if growth_mib > 256 + 64 * self.devices {
                 world.fail(format!("server process {at} grew by {growth_mib} MiB"));
@@ -204,6 +222,9 @@ impl Gauge {
             stops,
             kills,
             detaches,
+            upgrades,
+            moves,
+            failed_moves,
             store_kills,
             store_suspensions,
             late_recoveries,
@@ -243,6 +264,7 @@ impl Gauge {
             "zeroings": of(zeroings), "discards": of(discards),
             "longer_than_a_second": of(slow),
             "stops": of(stops), "kills": of(kills), "detaches": of(detaches),
+            "upgrades": of(upgrades), "moves": of(moves), "failed_moves": of(failed_moves),
             "store_kills": of(store_kills), "store_suspensions": of(store_suspensions),
             "disks_back_late": of(late_recoveries),
             "uploaded_mib": self.sum("firn_store_written_bytes_total") / MIB,

@@ -1,14 +1,17 @@
 //! `cargo xtask soak`: many disks of the shipped binary in use for some time, while nothing may fail.
 //!
 //! The program runs itself a second time in a guest, where the disks are, or stays here and uses volumes over NBD. There `work` sends
-//! requests, `device` and the oracle judge every sector that is read, `operator` restarts and kills
-//! the server, the store fails on purpose, `object_store` is one that is killed too, `gauge` records figures, and `watchdog` reports what hangs.
+//! requests, `device` and the oracle judge every sector that is read, `operator` restarts, kills and upgrades
+//! the servers of the hosts, `mover` moves volumes between them, the store fails on purpose, `object_store` is one that is killed too, `gauge`
+//! records figures, and `watchdog` reports what hangs.
 //! Reading order: `arguments`, `phases`, `work`, `device`, `operator`.
 
 mod arguments;
 mod device;
 mod disk_files;
 mod gauge;
+mod host;
+mod mover;
 mod nbd_export;
 mod object_store;
 mod operator;
@@ -39,6 +42,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     if !arguments.scale.is_empty() && arguments.store != StoreKind::Directory {
         return Err("what idle disks cost is measured with a directory".into());
+    }
+    if arguments.hosts == 0 || arguments.move_every == 0 || arguments.upgrade_every == Some(0) {
+        return Err(
+            "a soak has at least one host, and a second between two moves or upgrades".into(),
+        );
     }
     if arguments.inside {
         run_in_guest(arguments).map(|()| ExitCode::SUCCESS)
@@ -146,6 +154,9 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
             guest.arg(minio::build()?);
         }
     }
+    if let Some(seconds) = arguments.upgrade_every {
+        guest.args(["--upgrade-every", &seconds.to_string()]);
+    }
     if let Some(canary) = &arguments.canary {
         guest.args(["--canary", canary]);
     }
@@ -208,6 +219,7 @@ fn run_in_dir(arguments: &Arguments, program: PathBuf, dir: &Path) -> Result<(),
     let mut setup = Setup {
         program,
         dir: dir.to_owned(),
+        hosts: arguments.hosts,
         store_url: arguments.store_url.clone(),
         store: None,
         over_nbd: arguments.nbd,
@@ -247,6 +259,12 @@ fn run_in_dir(arguments: &Arguments, program: PathBuf, dir: &Path) -> Result<(),
     if setup.store.is_some() && !arguments.no_faults {
         world.judge_store();
     }
+    if arguments.upgrade_every.is_some() {
+        world.judge_happened("a server was upgraded", &world.tally.upgrades);
+    }
+    if arguments.hosts > 1 {
+        world.judge_happened("a volume was moved", &world.tally.moves);
+    }
     let concluded = conclude(arguments, &setup, &world, &gauge);
     // What a soak that failed leaves is looked at.
     if concluded.is_ok() {
@@ -258,7 +276,8 @@ fn run_in_dir(arguments: &Arguments, program: PathBuf, dir: &Path) -> Result<(),
 
 fn print_plan(arguments: &Arguments, setup: &Setup) {
     println!(
-        "{} devices of {} MiB, {} threads each, {} MiB/s each, {} s, log {} MiB, cache {} MiB, data mode {}, store {:?}, store faults: {}",
+        "{} hosts, {} devices of {} MiB, {} threads each, {} MiB/s each, {} s, log {} MiB, cache {} MiB, data mode {}, store {:?}, store faults: {}",
+        arguments.hosts,
         arguments.devices,
         arguments.span_mib(),
         arguments.threads,
@@ -297,10 +316,10 @@ fn conclude(
         println!("soak: passed");
         return Ok(());
     }
-    println!(
-        "the end of the servers' log:\n{}",
-        server::tail(&setup.log_path(), 40)
-    );
+    for host in setup.all_hosts() {
+        let said = host::tail(&host.log_path(), 40);
+        println!("the end of the log of host {}:\n{said}", host.number);
+    }
     Err(format!(
         "soak: {} failures, the first: {}",
         failures.len(),

@@ -1,12 +1,13 @@
 //! A volume over NBD: a client of its own, which shares no code with the server, and which goes on over its restarts.
 //!
 //! A request that is cut off is sent again until it is answered, as the kernel does with those of a disk whose server
-//! died. Nothing is retried that the server refused.
+//! died. Nothing is retried that the server refused. Where there are several hosts, it follows the volume to the one that has it.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::world::lock;
@@ -48,15 +49,20 @@ struct Request<'a> {
 /// A volume, and connections to it that nobody uses just now.
 #[derive(Debug)]
 pub(super) struct NbdExport {
-    socket: PathBuf,
+    /// Of all hosts; none is without one.
+    sockets: Vec<PathBuf>,
+    /// The one that had the volume last.
+    last: AtomicUsize,
     name: String,
     idle: Mutex<Vec<UnixStream>>,
 }
 
 impl NbdExport {
-    pub(super) fn new(socket: PathBuf, name: &str) -> NbdExport {
+    /// A volume that the host of this number has.
+    pub(super) fn new(sockets: Vec<PathBuf>, host: usize, name: &str) -> NbdExport {
         NbdExport {
-            socket,
+            sockets,
+            last: AtomicUsize::new(host),
             name: name.to_owned(),
             idle: Mutex::default(),
         }
@@ -133,9 +139,26 @@ impl NbdExport {
         }
     }
 
-    /// The fixed newstyle handshake up to the transmission phase.
+    /// Connects to the host that has the volume: the one that had it last, or another one.
     fn connect(&self) -> Result<UnixStream> {
-        let mut stream = UnixStream::connect(&self.socket)?;
+        let last = self.last.load(Ordering::Relaxed);
+        let mut refused = Error::from(ErrorKind::NotFound);
+        for step in 0..self.sockets.len() {
+            let host = (last + step) % self.sockets.len();
+            match self.connect_to(&self.sockets[host]) {
+                Ok(stream) => {
+                    self.last.store(host, Ordering::Relaxed);
+                    return Ok(stream);
+                }
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    /// The fixed newstyle handshake up to the transmission phase.
+    fn connect_to(&self, socket: &Path) -> Result<UnixStream> {
+        let mut stream = UnixStream::connect(socket)?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
         if &greeting[..16] != b"NBDMAGICIHAVEOPT" {

@@ -14,10 +14,11 @@ use super::arguments::{Arguments, MIB};
 use super::device::Device;
 use super::disk_files::IoPath;
 use super::gauge::Gauge;
-use super::operator::{OPERATION_TIMEOUT, Operator};
-use super::server::{self, Server, Setup};
+use super::host::Host;
+use super::operator::{OPERATION_TIMEOUT, Operator, Place};
+use super::server::{ProcessUsage, Server, Setup};
 use super::world::{World, lock};
-use super::{watchdog, work};
+use super::{mover, watchdog, work};
 use crate::Failure;
 
 /// Runs all phases. Failures of workers are recorded in `world`.
@@ -29,24 +30,28 @@ pub(super) fn soak(
 ) -> Result<(), Failure> {
     let sectors = arguments.span_mib() * MIB / SECTOR_BYTES as u64;
     let devices: Vec<_> = (0..arguments.devices)
-        .map(|number| Arc::new(Device::new(number as u32, sectors)))
+        .map(|number| Arc::new(Device::new(number as u32, sectors, number % setup.hosts)))
         .collect();
-    let server = Mutex::new(Some(setup.start(OPERATION_TIMEOUT)?));
+    let started = setup.all_hosts().map(|host| {
+        let server = Mutex::new(Some(setup.start(&host, OPERATION_TIMEOUT)?));
+        Ok(Place { host, server })
+    });
+    let places = started.collect::<Result<Vec<_>, Failure>>()?;
     for device in &devices {
-        create(&device.name, arguments.span_mib() * MIB)?;
+        let host = &places[*device.lock_home()].host;
+        create(host, &device.name, arguments.span_mib() * MIB)?;
     }
     let operator = Operator {
         setup,
         mode: &arguments.data_mode,
         devices: &devices,
-        server: &server,
+        places: &places,
+        upgrade_every: arguments.upgrade_every.map(Duration::from_secs),
         world,
         gauge,
     };
     operator.attach_all()?;
-    if let Some(server) = &*lock(&server) {
-        gauge.on_server_start(server);
-    }
+    note_starts(&operator);
     use_disks(arguments, &operator);
     if !world.failures().is_empty() {
         return Ok(());
@@ -55,20 +60,29 @@ pub(super) fn soak(
     check_nothing_left(setup)
 }
 
+/// All servers are ready and have their disks.
+fn note_starts(operator: &Operator) {
+    for place in operator.places {
+        if let Some(server) = &*lock(&place.server) {
+            operator.gauge.on_server_start(server);
+        }
+    }
+}
+
 /// Creates a volume. If the request fails, it is repeated until the volume exists.
-fn create(name: &str, bytes: u64) -> Result<(), Failure> {
+fn create(host: &Host, name: &str, bytes: u64) -> Result<(), Failure> {
     let options = json!({"name": name, "size_bytes": bytes});
-    let made = server::request("POST", "/v1/volumes", Some(&options));
+    let made = host.request("POST", "/v1/volumes", Some(&options));
     if made.is_ok() {
         return Ok(());
     }
     let began = Instant::now();
-    while server::request("GET", &format!("/v1/volumes/{name}"), None).is_err() {
+    while host.show(name).is_err() {
         if began.elapsed() > OPERATION_TIMEOUT {
             return made.map(drop);
         }
         std::thread::sleep(Duration::from_millis(200));
-        let _ = server::request("POST", "/v1/volumes", Some(&options));
+        let _ = host.request("POST", "/v1/volumes", Some(&options));
     }
     Ok(())
 }
@@ -96,6 +110,11 @@ fn use_disks(arguments: &Arguments, operator: &Operator) {
         }
         let activity = world.register_thread("operator".to_owned());
         workers.push(threads.spawn(move || operator.run(&activity, arguments.time())));
+        if arguments.hosts > 1 {
+            let activity = world.register_thread("mover".to_owned());
+            let every = Duration::from_secs(arguments.move_every);
+            workers.push(threads.spawn(move || mover::run(operator, &activity, every)));
+        }
         if let Some(store) = operator
             .setup
             .store
@@ -119,10 +138,17 @@ fn use_disks(arguments: &Arguments, operator: &Operator) {
         }
         over.store(true, Ordering::SeqCst);
     });
-    if let Some(server) = &*lock(operator.server) {
+    let size = operator.places.iter().filter_map(|place| {
+        let running = lock(&place.server);
+        let server = running.as_ref()?;
         gauge.sample(server);
-        gauge.print_row(world, server.size());
-    }
+        Some(server.size())
+    });
+    gauge.print_row(world, add(size));
+}
+
+fn add(sizes: impl Iterator<Item = ProcessUsage>) -> ProcessUsage {
+    sizes.fold(ProcessUsage::default(), |sum, size| sum + size)
 }
 
 /// Prints the table of figures: a row each minute, and at least ten in all.
@@ -132,21 +158,28 @@ fn measure(arguments: &Arguments, operator: &Operator, over: &AtomicBool) {
     let mut next = Instant::now();
     while !over.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(500));
-        // The operator holds the lock while it restarts the server.
-        let Ok(mut place) = operator.server.try_lock() else {
-            continue;
-        };
-        let Some(server) = &mut *place else { continue };
-        if let Some(status) = server.exit_status() {
-            operator
-                .world
-                .fail(format!("the server stopped by itself: {status}"));
-            return;
+        let mut sizes = Vec::new();
+        for place in operator.places {
+            // The operator holds the lock while it restarts or upgrades the server.
+            let Ok(mut running) = place.server.try_lock() else {
+                continue;
+            };
+            let Some(server) = &mut *running else {
+                continue;
+            };
+            if let Some(status) = server.exit_status() {
+                let host = place.host.number;
+                let what = format!("the server of host {host} stopped by itself: {status}");
+                operator.world.fail(what);
+                return;
+            }
+            operator.gauge.sample(server);
+            sizes.push(server.size());
         }
-        operator.gauge.sample(server);
-        if Instant::now() >= next {
+        if Instant::now() >= next && sizes.len() == operator.places.len() {
             next += every;
-            operator.gauge.print_row(operator.world, server.size());
+            let size = add(sizes.into_iter());
+            operator.gauge.print_row(operator.world, size);
         }
     }
 }
@@ -177,33 +210,37 @@ fn read_from_store_alone(operator: &Operator) -> Result<(), Failure> {
         if done.is_ok() {
             read_all("from the store alone");
         }
-        let done = done.and_then(|()| stop_server(operator));
+        let done = done.and_then(|()| stop_servers(operator));
         over.store(true, Ordering::SeqCst);
         done
     })
 }
 
 fn restart_without_local_files(operator: &Operator) -> Result<(), Failure> {
-    stop_server(operator)?;
-    operator.setup.remove_local_files()?;
-    *lock(operator.server) = Some(operator.setup.start(OPERATION_TIMEOUT)?);
-    operator.attach_all()?;
-    if let Some(server) = &*lock(operator.server) {
-        operator.gauge.on_server_start(server);
+    stop_servers(operator)?;
+    for place in operator.places {
+        place.host.remove_local_files()?;
+        let server = operator.setup.start(&place.host, OPERATION_TIMEOUT)?;
+        *lock(&place.server) = Some(server);
     }
+    operator.attach_all()?;
+    note_starts(operator);
     Ok(())
 }
 
-/// Detaches all disks and stops the server.
-fn stop_server(operator: &Operator) -> Result<(), Failure> {
+/// Detaches all disks and stops the servers.
+fn stop_servers(operator: &Operator) -> Result<(), Failure> {
     operator.detach_all()?;
-    let Some(server) = lock(operator.server).take() else {
-        return Ok(());
-    };
-    operator.gauge.sample(&server);
-    let (_, status) = Server::stop(server, Signal::TERM, OPERATION_TIMEOUT)?;
-    if !status.success() {
-        return Err(format!("the server ended with {status}").into());
+    for place in operator.places {
+        let Some(server) = lock(&place.server).take() else {
+            continue;
+        };
+        operator.gauge.sample(&server);
+        let (_, status) = Server::stop(server, Signal::TERM, OPERATION_TIMEOUT)?;
+        if !status.success() {
+            let host = place.host.number;
+            return Err(format!("the server of host {host} ended with {status}").into());
+        }
     }
     Ok(())
 }
@@ -220,7 +257,9 @@ fn check_nothing_left(setup: &Setup) -> Result<(), Failure> {
     if !left.is_empty() {
         return Err(format!("left behind: {}", left.join(" ")).into());
     }
-    let rings = names(&setup.rings()).collect::<Vec<_>>();
-    println!("left in the directory for rings: {rings:?}");
+    for host in setup.all_hosts() {
+        let rings = names(&host.rings()).collect::<Vec<_>>();
+        println!("left in the directory for rings: {rings:?}");
+    }
     Ok(())
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 use serde_json::json;
 
+use super::host::{Host, tail};
 use super::operator::OPERATION_TIMEOUT;
 use super::server::{self, ProcessUsage, Server, Setup};
 use crate::Failure;
@@ -129,7 +130,7 @@ pub(super) fn run(setup: &Setup, mode: &str, counts: &[usize], json: bool) -> Re
         setup.dir = setup.dir.join(format!("scale{count}"));
         fs::create_dir_all(&setup.dir)?;
         let row = row(&setup, mode, *count).map_err(|error| {
-            let said = server::tail(&setup.log_path(), usize::MAX);
+            let said = tail(&setup.host(0).log_path(), usize::MAX);
             format!(
                 "{count} devices: {error}\n{}",
                 find_errors(&said).join("\n")
@@ -138,8 +139,8 @@ pub(super) fn run(setup: &Setup, mode: &str, counts: &[usize], json: bool) -> Re
         if json {
             println!("{row}");
         }
+        setup.host(0).remove_local_files()?;
         fs::remove_dir_all(&setup.dir)?;
-        fs::remove_dir_all(setup.rings())?;
     }
     Ok(())
 }
@@ -154,16 +155,18 @@ fn find_errors(said: &str) -> Vec<&str> {
 
 fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Failure> {
     let names: Vec<_> = (0..count).map(|number| format!("scale{number}")).collect();
-    let server = setup.start(OPERATION_TIMEOUT)?;
+    let host = setup.host(0);
+    let server = setup.start(&host, OPERATION_TIMEOUT)?;
     let create = concurrently(&names, |name| {
         let options = json!({"name": name, "size_bytes": VOLUME_BYTES});
-        server::request("POST", "/v1/volumes", Some(&options)).map(drop)
+        host.request("POST", "/v1/volumes", Some(&options))
+            .map(drop)
     })?;
     let before = IdleCost::now(&server)?;
     let alone = count.min(ONE_BY_ONE_COUNT);
     let (first, others) = names.split_at(alone);
     let (middle, last) = others.split_at(others.len().saturating_sub(ONE_BY_ONE_COUNT));
-    let attach = |name: &str| server::attach(name, mode, OPERATION_TIMEOUT).map(drop);
+    let attach = |name: &str| host.attach(name, mode, OPERATION_TIMEOUT).map(drop);
     let attached = || {
         Ok([
             time_each(first, attach)?,
@@ -182,19 +185,19 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     if !status.success() {
         return Err(format!("the server ended with {status}").into());
     }
-    let text = server::tail(&setup.log_path(), usize::MAX);
+    let text = tail(&host.log_path(), usize::MAX);
     let left = text.lines().rfind(|line| line.contains(LEFT_MESSAGE));
     println!("after {:.2} s: {}", stop.as_secs_f64(), left.unwrap_or("?"));
     for line in find_errors(&text) {
         println!("  {line}");
     }
-    let server = restarted(setup, &names, "stop")?;
+    let server = restarted(setup, &host, &names, "stop")?;
     let after_stop = server.startup_time;
     let (killed, _) = server.stop(Signal::KILL, RESTORE_TIMEOUT)?;
     println!("gone {:.2} s after kill", killed.as_secs_f64());
-    let server = restarted(setup, &names, "kill")?;
+    let server = restarted(setup, &host, &names, "kill")?;
     let after_kill = server.startup_time;
-    let detach = |name: &str| server::detach(name, OPERATION_TIMEOUT);
+    let detach = |name: &str| host.detach(name, OPERATION_TIMEOUT);
     let detached = [time_each(first, detach)?, concurrently(others, detach)?];
     server.stop(Signal::TERM, RESTORE_TIMEOUT)?;
     let row = json!({
@@ -244,11 +247,11 @@ fn print_row(row: &serde_json::Value) {
 }
 
 /// Starts a server over the disks of the last one; each must be back when it is ready.
-fn restarted(setup: &Setup, names: &[String], after: &str) -> Result<Server, Failure> {
-    let said = fs::metadata(setup.log_path())?.len();
-    let server = setup.start(RESTORE_TIMEOUT)?;
-    check_all_restored(names)?;
-    let text = server::tail(&setup.log_path(), usize::MAX);
+fn restarted(setup: &Setup, host: &Host, names: &[String], after: &str) -> Result<Server, Failure> {
+    let said = fs::metadata(host.log_path())?.len();
+    let server = setup.start(host, RESTORE_TIMEOUT)?;
+    check_all_restored(host, names)?;
+    let text = tail(&host.log_path(), usize::MAX);
     let text = text.get(said as usize..).unwrap_or_default();
     println!("after {after}: {}", parts(text, &server));
     Ok(server)
@@ -291,9 +294,9 @@ fn parts(text: &str, server: &Server) -> String {
 }
 
 /// Every volume must be a disk again, by itself.
-fn check_all_restored(names: &[String]) -> Result<(), Failure> {
+fn check_all_restored(host: &Host, names: &[String]) -> Result<(), Failure> {
     for name in names {
-        let shown = server::request("GET", &format!("/v1/volumes/{name}"), None)?;
+        let shown = host.show(name)?;
         if shown["disk"].is_null() {
             return Err(format!("{name} is no disk after the restart").into());
         }

@@ -1,7 +1,4 @@
-//! The server under test: the shipped binary as a process, its API, and its resource use.
-//!
-//! Everything is asked over HTTP or read from /proc. Each request has a connection of its own and a
-//! deadline, so that a server that hangs never hangs the soak.
+//! The server under test: the shipped binary as a process, how it is started and ended, and its resource use.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,36 +7,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
-use ureq::http::Request;
 
+use super::host::Host;
 use super::object_store::ObjectStore;
 use crate::{Failure, minio};
 
-/// How long connecting may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-const API: &str = "127.0.0.1:7070";
-
-/// Where the server keeps the tokens that its API wants.
-fn tokens() -> PathBuf {
-    std::env::temp_dir().join("firn-soak-tokens")
-}
-
-/// Where the server listens for NBD clients.
-pub(super) fn nbd_socket() -> PathBuf {
-    std::env::temp_dir().join("firn-soak.sock")
-}
-
-/// How long an answer may take: attaching a disk waits for the store, which has outages.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// How a server is started.
+/// How servers are started.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) program: PathBuf,
-    /// Store and cache are below it.
+    /// The store and what each host has are below it.
     pub(super) dir: PathBuf,
+    /// How many hosts use the store.
+    pub(super) hosts: usize,
     /// The store, where it is none of the directories.
     pub(super) store_url: Option<String>,
     /// The same, where it is this process that starts it.
@@ -58,10 +38,13 @@ pub(super) struct Setup {
 /// A running server.
 #[derive(Debug)]
 pub(super) struct Server {
+    pub(super) host: Host,
     child: Child,
     /// The time from its start until it was ready.
     pub(super) startup_time: Duration,
     pub(super) started: SystemTime,
+    /// How often the process has gone on with a program anew.
+    upgrades: u32,
 }
 
 /// The resource use of a process.
@@ -73,46 +56,72 @@ pub(super) struct ProcessUsage {
     pub(super) descriptors: u64,
 }
 
-impl Setup {
-    /// The file with the servers' standard error.
-    pub(super) fn log_path(&self) -> PathBuf {
-        self.dir.join("said")
-    }
+impl std::ops::Add for ProcessUsage {
+    type Output = ProcessUsage;
 
-    fn cache(&self) -> PathBuf {
-        self.dir.join("cache")
-    }
-
-    /// Index rings of this run, in memory.
-    pub(super) fn rings(&self) -> PathBuf {
-        Path::new("/dev/shm/firn-soak").to_owned()
-    }
-
-    /// Forgets the log and the cache: what comes after comes from the store alone.
-    pub(super) fn remove_local_files(&self) -> Result<(), Failure> {
-        fs::remove_dir_all(self.cache())?;
-        Ok(fs::remove_dir_all(self.rings())?)
-    }
-
-    /// Forgets all that was written, and what servers leave beside it. One that was killed has left it.
-    pub(super) fn remove_everything(&self) {
-        // What is not there need not be removed, and what cannot be is in the way of the next server, which says so.
-        for dir in [&self.dir, &self.rings(), &tokens()] {
-            let _ = fs::remove_dir_all(dir);
+    fn add(self, other: ProcessUsage) -> ProcessUsage {
+        ProcessUsage {
+            rss_kib: self.rss_kib + other.rss_kib,
+            anonymous_kib: self.anonymous_kib + other.anonymous_kib,
+            threads: self.threads + other.threads,
+            descriptors: self.descriptors + other.descriptors,
         }
-        let _ = fs::remove_file(nbd_socket());
+    }
+}
+
+impl Setup {
+    pub(super) fn host(&self, number: usize) -> Host {
+        Host::new(&self.dir, number)
     }
 
-    /// Starts a server and waits until it is ready.
-    pub(super) fn start(&self, within: Duration) -> Result<Server, Failure> {
-        fs::create_dir_all(self.rings())?;
+    pub(super) fn all_hosts(&self) -> impl Iterator<Item = Host> {
+        (0..self.hosts).map(|number| self.host(number))
+    }
+
+    /// Forgets all that was written, and what servers leave beside it.
+    pub(super) fn remove_everything(&self) {
+        self.all_hosts().for_each(|host| host.remove_everything());
+        // As above: what is in the way of the next server is said by it.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+
+    /// Starts a host's server and waits until it is ready.
+    pub(super) fn start(&self, host: &Host, within: Duration) -> Result<Server, Failure> {
+        let began = Instant::now();
+        let mut server = Server {
+            host: host.clone(),
+            child: self.command(host)?.spawn()?,
+            startup_time: Duration::ZERO,
+            started: SystemTime::now(),
+            upgrades: 0,
+        };
+        loop {
+            if let Some(status) = server.child.try_wait()? {
+                return Err(format!("the server ended while it came up: {status}").into());
+            }
+            if host
+                .send("GET", "/readyz", None, Duration::from_secs(5))
+                .is_ok_and(|(code, _)| code == 200)
+            {
+                server.startup_time = began.elapsed();
+                return Ok(server);
+            }
+            if began.elapsed() > within {
+                return Err(format!("the server is not ready after {} s", within.as_secs()).into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn command(&self, host: &Host) -> Result<Command, Failure> {
+        host.make_directories()?;
         let said = File::options()
             .create(true)
             .append(true)
-            .open(self.log_path())?;
+            .open(host.log_path())?;
         let mut command = Command::new(&self.program);
-        command.args(["serve", "--api", API, "--api-tokens"]);
-        command.arg(tokens());
+        command.args(["serve", "--api", &host.api(), "--api-tokens"]);
+        command.arg(host.tokens());
         command.args(["--rpo", &format!("{}s", self.rpo_seconds)]);
         match &self.store_url {
             Some(url) => {
@@ -124,9 +133,9 @@ impl Setup {
                 command.arg("--store").arg(self.dir.join("store"));
             }
         }
-        command.arg("--cache").arg(self.cache());
-        command.arg("--ring-dir").arg(self.rings());
-        command.arg(format!("--nbd=unix:{}", nbd_socket().display()));
+        command.arg("--cache").arg(host.cache());
+        command.arg("--ring-dir").arg(host.rings());
+        command.arg(format!("--nbd=unix:{}", host.nbd_socket().display()));
         command.args(["--log-size", &format!("{}MiB", self.log_mib)]);
         command.args(["--cache-size", &format!("{}MiB", self.cache_mib)]);
         if !self.faults.is_empty() {
@@ -139,33 +148,25 @@ impl Setup {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(said);
-        let began = Instant::now();
-        let mut server = Server {
-            child: command.spawn()?,
-            startup_time: Duration::ZERO,
-            started: SystemTime::now(),
-        };
-        loop {
-            if let Some(status) = server.child.try_wait()? {
-                return Err(format!("the server ended while it came up: {status}").into());
-            }
-            if send("GET", "/readyz", None, Duration::from_secs(5))
-                .is_ok_and(|(code, _)| code == 200)
-            {
-                server.startup_time = began.elapsed();
-                return Ok(server);
-            }
-            if began.elapsed() > within {
-                return Err(format!("the server is not ready after {} s", within.as_secs()).into());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        Ok(command)
     }
 }
 
 impl Server {
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Changes when its counters begin at zero: the process, and how often it was upgraded.
+    pub(super) fn incarnation(&self) -> (u32, u32) {
+        (self.pid(), self.upgrades)
+    }
+
+    /// `firn upgrade`. It is the same process after that.
+    pub(super) fn upgrade(&mut self, program: &Path, within: Duration) -> Result<(), Failure> {
+        self.host.upgrade(program, within)?;
+        self.upgrades += 1;
+        Ok(())
     }
 
     /// Whether it has ended although nobody asked it to.
@@ -249,133 +250,4 @@ pub(super) fn thread_stacks(pid: u32) -> String {
         );
     }
     text
-}
-
-/// Sends one request to the API. Returns the status and the body.
-fn send(
-    method: &str,
-    path: &str,
-    body: Option<&Value>,
-    timeout: Duration,
-) -> Result<(u16, String), Failure> {
-    let agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .proxy(None)
-        .timeout_connect(Some(CONNECT_TIMEOUT))
-        .timeout_global(Some(timeout))
-        .build()
-        .new_agent();
-    // Until the server has made it, nobody answers either.
-    let token = fs::read_to_string(tokens().join("admin")).unwrap_or_default();
-    let request = Request::builder()
-        .method(method)
-        .uri(format!("http://{API}{path}"))
-        .header("authorization", format!("Bearer {}", token.trim()));
-    let mut answer = match body {
-        Some(body) => {
-            let request = request.header("content-type", "application/json");
-            agent.run(request.body(body.to_string())?)?
-        }
-        None => agent.run(request.body(())?)?,
-    };
-    let text = answer.body_mut().read_to_string()?;
-    Ok((answer.status().as_u16(), text))
-}
-
-/// Sends a request that must succeed. Returns its answer.
-pub(super) fn request(method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
-    let (code, text) = send(method, path, body, ANSWER_TIMEOUT)
-        .map_err(|error| format!("{method} {path}: {error}"))?;
-    if code / 100 != 2 {
-        return Err(format!("{method} {path}: {code} {text}").into());
-    }
-    Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
-}
-
-/// Repeats a request until it succeeds: the store has outages, and the kernel scans new disks.
-pub(super) fn request_until_ok(
-    method: &str,
-    path: &str,
-    body: &Value,
-    within: Duration,
-) -> Result<Value, Failure> {
-    let began = Instant::now();
-    let mut said = Duration::from_secs(5);
-    loop {
-        match request(method, path, Some(body)) {
-            Ok(answer) => return Ok(answer),
-            Err(error) if began.elapsed() > within => return Err(error),
-            Err(error) => {
-                if began.elapsed() > said {
-                    println!(
-                        "after {:.0} s still: {error}",
-                        began.elapsed().as_secs_f64()
-                    );
-                    said *= 2;
-                }
-                std::thread::sleep(Duration::from_millis(200));
-            }
-        }
-    }
-}
-
-/// Attaches a volume as a disk. Returns the path of its device.
-pub(super) fn attach(name: &str, mode: &str, within: Duration) -> Result<PathBuf, Failure> {
-    let mut options = json!({"transport": "ublk"});
-    if mode != "auto" {
-        options["data_mode"] = mode.into();
-    }
-    let answer = request_until_ok(
-        "POST",
-        &format!("/v1/volumes/{name}/attach"),
-        &options,
-        within,
-    )?;
-    let path = answer["device"]
-        .as_str()
-        .ok_or_else(|| format!("{name} is not attached as a disk: {answer}"))?;
-    let shown = request("GET", &format!("/v1/volumes/{name}"), None)?;
-    let granted = &shown["disk"]["data_mode"];
-    if mode != "auto" && granted != mode {
-        return Err(format!("{name} was to be served by {mode} and is served by {granted}").into());
-    }
-    Ok(path.into())
-}
-
-/// Opens a volume for NBD clients.
-pub(super) fn attach_over_nbd(name: &str, within: Duration) -> Result<(), Failure> {
-    let options = json!({"transport": "nbd"});
-    let path = format!("/v1/volumes/{name}/attach");
-    request_until_ok("POST", &path, &options, within).map(drop)
-}
-
-/// Detaches a volume.
-pub(super) fn detach(name: &str, within: Duration) -> Result<(), Failure> {
-    request_until_ok(
-        "POST",
-        &format!("/v1/volumes/{name}/detach"),
-        &json!({}),
-        within,
-    )
-    .map(drop)
-}
-
-/// The server's metrics by full sample name; empty while it does not answer.
-pub(super) fn metrics() -> Vec<(String, f64)> {
-    let Ok((200, text)) = send("GET", "/metrics", None, Duration::from_secs(5)) else {
-        return Vec::new();
-    };
-    let samples = text.lines().filter(|line| !line.starts_with('#'));
-    let samples = samples.filter_map(|line| {
-        let (name, value) = line.rsplit_once(' ')?;
-        Some((name.to_owned(), value.parse().ok()?))
-    });
-    samples.collect()
-}
-
-/// The last lines of a file.
-pub(super) fn tail(path: &Path, lines: usize) -> String {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let all: Vec<_> = text.lines().collect();
-    all[all.len().saturating_sub(lines)..].join("\n")
 }

@@ -6,8 +6,9 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::host::tail;
 use super::operator::Operator;
-use super::server::{self, thread_stacks};
+use super::server::thread_stacks;
 use crate::Failure;
 
 /// A request may wait for one outage of the store and one restart, but no longer.
@@ -50,22 +51,26 @@ fn report(operator: &Operator, late: &[String]) {
         }
     }
     println!("the soak's threads:\n{}", thread_stacks(std::process::id()));
-    if let Ok(place) = operator.server.try_lock()
-        && let Some(server) = &*place
-    {
-        println!("the server's threads:\n{}", thread_stacks(server.pid()));
+    for place in operator.places {
+        let number = place.host.number;
+        if let Ok(running) = place.server.try_lock()
+            && let Some(server) = &*running
+        {
+            let stacks = thread_stacks(server.pid());
+            println!("the threads of host {number}'s server:\n{stacks}");
+        }
+        let said = tail(&place.host.log_path(), 60);
+        println!("the end of its log:\n{said}");
     }
-    println!(
-        "the end of its log:\n{}",
-        server::tail(&operator.setup.log_path(), 60)
-    );
     if let Some(store) = &operator.setup.store {
         println!("MinIO:\n{}", store.end_with_stacks());
     }
     for device in operator.devices {
-        match server::request("GET", &format!("/v1/volumes/{}", device.name), None) {
-            Ok(shown) => println!("{shown}"),
-            Err(error) => println!("{error}"),
+        for place in operator.places {
+            match place.host.show(&device.name) {
+                Ok(shown) => println!("{shown}"),
+                Err(error) => println!("{error}"),
+            }
         }
     }
 }

@@ -32,6 +32,11 @@ pub(super) struct Tally {
     pub(super) stops: AtomicU64,
     pub(super) kills: AtomicU64,
     pub(super) detaches: AtomicU64,
+    /// Servers that went on with a program anew.
+    pub(super) upgrades: AtomicU64,
+    /// Volumes that went to another host, and moves that ended with an error.
+    pub(super) moves: AtomicU64,
+    pub(super) failed_moves: AtomicU64,
     /// How often MinIO was killed, and suspended, for some seconds.
     pub(super) store_kills: AtomicU64,
     pub(super) store_suspensions: AtomicU64,
@@ -115,15 +120,15 @@ impl World {
 
     /// Fails if the store was not disturbed in both ways.
     pub(super) fn judge_store(&self) {
-        let Tally {
-            store_kills,
-            store_suspensions,
-            ..
-        } = &self.tally;
-        for (what, counter) in [("killed", store_kills), ("suspended", store_suspensions)] {
-            if counter.load(Ordering::Relaxed) == 0 {
-                self.fail(format!("MinIO was never {what}: run longer"));
-            }
+        let tally = &self.tally;
+        self.judge_happened("MinIO was killed", &tally.store_kills);
+        self.judge_happened("MinIO was suspended", &tally.store_suspensions);
+    }
+
+    /// Fails if something never happened that this soak is for.
+    pub(super) fn judge_happened(&self, what: &str, counter: &AtomicU64) {
+        if counter.load(Ordering::Relaxed) == 0 {
+            self.fail(format!("it never happened that {what}: run longer"));
         }
     }
 
