@@ -8,7 +8,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `FIRNFRM\0` |
-//! | 8 | 2 | version, 4 |
+//! | 8 | 2 | version, 5 |
 //! | 10 | 2 | flags: bit 0 checkpoint begins, bit 1 checkpoint ends, bit 2 group commit |
 //! | 12 | 4 | length of the records in bytes |
 //! | 16 | 16 | host id |

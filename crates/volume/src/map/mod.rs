@@ -68,6 +68,13 @@ impl<V: SectorRun> ExtentMap<V> {
         extents.map(|extent| (span_of(extent), &extent.value))
     }
 
+    /// The same extents, standing for something else. Takes no search.
+    pub(crate) fn convert<W>(self, to: impl Fn(V) -> W) -> ExtentMap<W> {
+        ExtentMap {
+            extents: self.extents.convert(&to),
+        }
+    }
+
     /// How many extents begin in `span`, counted up to `most`.
     pub(crate) fn count_up_to(&self, span: Span, most: usize) -> usize {
         let from = self.iter_from(span.start).take(most);

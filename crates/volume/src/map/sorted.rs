@@ -135,6 +135,27 @@ impl<V> SortedExtents<V> {
         leaves.flatten()
     }
 
+    /// The same extents, standing for something else.
+    pub(super) fn convert<W>(self, to: &impl Fn(V) -> W) -> SortedExtents<W> {
+        let convert_leaf = |leaf: Vec<Extent<V>>| {
+            let extents = leaf.into_iter().map(|Extent { start, end, value }| Extent {
+                start,
+                end,
+                value: to(value),
+            });
+            extents.collect::<Vec<_>>()
+        };
+        let convert_node = |node: Node<V>| Node {
+            firsts: node.firsts,
+            leaves: node.leaves.into_iter().map(convert_leaf).collect(),
+        };
+        SortedExtents {
+            firsts: self.firsts,
+            nodes: self.nodes.into_iter().map(convert_node).collect(),
+            len: self.len,
+        }
+    }
+
     /// Puts an extent behind the last one that begins before it: `before`, none if it is to be the first.
     pub(super) fn insert_behind(&mut self, before: Option<Position>, extent: Extent<V>) {
         self.len += 1;
@@ -323,6 +344,15 @@ mod tests {
                 .iter()
                 .map(|extent| extent.start)
                 .eq(model.keys().copied())
+        );
+        let converted = sorted.clone().convert(&|value| (value, "converted"));
+        converted.invariants().unwrap();
+        let pairs = |extent: &Extent<(u64, &str)>| (extent.start, extent.value.0);
+        assert!(
+            converted
+                .iter()
+                .map(pairs)
+                .eq(model.iter().map(|(start, value)| (*start, *value)))
         );
         let from = sorted.first_from(STARTS / 2);
         assert!(

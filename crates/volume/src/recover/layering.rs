@@ -250,13 +250,9 @@ fn is_spanned(layers: &[ReplayedLayer], stored: Lsn, point: Lsn) -> bool {
 /// The tail that goes on with these layers.
 pub(super) fn finish(replay: TailReplay, layers: Vec<ReplayedLayer>) -> RecoveredTail {
     let snapshots = snapshots_of(&replay, &layers);
-    let frozen = layers.into_iter().map(|layer| {
-        let mut map = ExtentMap::default();
-        for (span, extent) in layer.map.iter() {
-            map.insert(span, extent.dirty, |_, _| {});
-        }
-        FrozenLayer::new(map, layer.last)
-    });
+    let frozen = layers
+        .into_iter()
+        .map(|layer| FrozenLayer::new(layer.map.convert(|extent| extent.dirty), layer.last));
     RecoveredTail {
         layers: frozen.collect(),
         name: replay.name,

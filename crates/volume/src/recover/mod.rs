@@ -370,7 +370,7 @@ fn layer_tails(layering: &Layering<'_>, replay: BTreeMap<TailId, TailReplay>) ->
 /// Checks that every extent still names the bytes it was recorded for, and rebuilds the segment table.
 fn rebuild_segments(layering: &Layering<'_>, tails: &LayeredTails) -> Result<Segments, OpenError> {
     let layout = layering.layout;
-    let mut live: BTreeMap<u32, Vec<(SummaryEntry, u32)>> = BTreeMap::new();
+    let mut live: Vec<Vec<(SummaryEntry, u32)>> = vec![Vec::new(); layout.segments as usize];
     for (tail, (_, layers)) in tails {
         for (span, extent) in layers.iter().flat_map(|layer| layer.map.iter()) {
             let Some(addr) = extent.dirty.addr else {
@@ -382,15 +382,12 @@ fn rebuild_segments(layering: &Layering<'_>, tails: &LayeredTails) -> Result<Seg
                     span,
                     addr,
                 };
-                live.entry(segment)
-                    .or_default()
-                    .push((summary, extent.generation));
+                live[segment as usize].push((summary, extent.generation));
             }
         }
     }
     let segments = Segments::new(*layout);
-    for (segment, generation) in (0..).zip(layering.generations) {
-        let found = live.remove(&segment).unwrap_or_default();
+    for ((segment, generation), found) in (0..).zip(layering.generations).zip(live) {
         let stale = found
             .iter()
             .find(|(_, recorded)| Some(*recorded) != *generation);
