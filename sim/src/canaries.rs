@@ -56,6 +56,7 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 /// the feature `planted`.
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
+    "listed_cache_goes_on_changing",
     "store_hears_of_a_session_too_early",
     "renamed_volume_is_made_again",
     "lost_answer_ends_no_pass",

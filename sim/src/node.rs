@@ -45,6 +45,8 @@ pub struct Setup {
     pub now: u64,
     /// The process before gave its place to this one.
     pub continues: Option<volume::Continuation>,
+    /// What that one said its cache holds.
+    pub cache: Option<Vec<u8>>,
 }
 
 /// Why a control operation failed.
@@ -99,6 +101,8 @@ pub struct Node {
     host: Host,
     ready: Arc<ReadyFlag>,
     booting: Option<Answer<Result<RecoveryReport, OpenError>>>,
+    /// To be restored when it has booted.
+    cache: Option<Vec<u8>>,
     opening: Vec<(usize, Answer<Result<Volume, OpenError>>)>,
     serving: Vec<(usize, Answer<Result<Volume, OpenError>>)>,
     unchecked: BTreeMap<usize, Arc<Volume>>,
@@ -181,12 +185,16 @@ impl Node {
             entropy,
             label: "simulated".into(),
             now: moment(setup.now),
-            continues: setup.continues,
+            continues: setup.continues.map(|told| volume::Continuation {
+                cache_follows: setup.cache.is_some(),
+                ..told
+            }),
         });
         Node {
             host,
             ready,
             booting: Some(answer),
+            cache: setup.cache,
             opening: Vec::new(),
             serving: Vec::new(),
             unchecked: BTreeMap::new(),
@@ -205,7 +213,13 @@ impl Node {
     pub fn continuation(&self) -> volume::Continuation {
         volume::Continuation {
             journal: self.host.journal_mark(),
+            cache_follows: false,
         }
+    }
+
+    /// What it would say its cache holds. From then on the cache file stays as it is.
+    pub fn list_cache(&self) -> Option<Vec<u8>> {
+        self.host.list_cache()
     }
 
     /// Opens a volume, perhaps by taking it over; ends with [`NodeEvent::Opened`].
@@ -362,6 +376,10 @@ impl Node {
         let mut events = Vec::new();
         if let Some(result) = self.booting.as_ref().and_then(Answer::try_take) {
             self.booting = None;
+            if let Some(listed) = self.cache.take().filter(|_| result.is_ok()) {
+                // A list that does not fit leaves an empty cache.
+                let _ = self.host.restore_cache(&listed);
+            }
             events.push(NodeEvent::Booted(result));
         }
         self.creating

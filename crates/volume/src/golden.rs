@@ -29,7 +29,7 @@ use crate::object::sessions::SessionNames;
 use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId, VolumeSize};
 
 /// Reads a fixture: hexadecimal bytes, `#` comments, and `pad N` for zeroes up to N bytes.
-fn fixture(text: &str) -> Vec<u8> {
+pub(crate) fn fixture(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for line in text.lines() {
         let line = line.split('#').next().unwrap_or_default().trim();

@@ -3,6 +3,7 @@
 //! [`Host`] is what a driver holds: it starts recovery, carries requests out and outcomes in,
 //! lets time pass, and offers the control operations. [`Engine`] is what the engine's parts hold.
 
+mod cache_inventory;
 mod cache_size;
 mod intervals;
 mod points;

@@ -77,7 +77,7 @@ mod store;
 mod sync;
 pub mod units;
 
-pub use cache::{CacheShrink, CacheUsage};
+pub use cache::{CacheShrink, CacheUsage, InventoryError};
 pub use collect::pass::{Amount, Findings};
 pub use driver::{Notify, Outcome, Request, RequestId};
 pub use error::OpenError;

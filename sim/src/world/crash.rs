@@ -79,8 +79,11 @@ impl World {
         let told = there.node.as_ref().map(Node::continuation);
         let told = told.or(there.continues);
         let told = told.filter(|_| takes_place);
+        let cache = there.node.as_ref().filter(|_| takes_place);
+        let cache = cache.and_then(Node::list_cache);
         self.kill_process(machine);
         self.machines[machine].continues = told;
+        self.machines[machine].cache = cache;
         let there = &mut self.machines[machine];
         there.disk.process_crash();
         let mut loss = Loss::Process;
@@ -115,7 +118,7 @@ impl World {
         let there = &mut self.machines[machine];
         there.disk.host_crash(self.profile.cut);
         there.boot_id = self.boots;
-        there.continues = None;
+        (there.continues, there.cache) = (None, None);
         (there.ring_gone, there.went_down) = (false, true);
         if self.chance.draw_rate(self.profile.rings.stale) && !there.rings.is_empty() {
             self.count(Fault::RingStale);
@@ -152,7 +155,7 @@ impl World {
         there.rings.clear();
         there.other_rings.clear();
         there.boot_id = self.boots;
-        there.continues = None;
+        (there.continues, there.cache) = (None, None);
         (there.ring_gone, there.went_down) = (false, true);
         there.take_over = single || is_last;
         there.failed_boots = 0;

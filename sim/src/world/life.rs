@@ -51,6 +51,7 @@ impl World {
             identity,
             now: self.now + there.clock_ns,
             continues: there.continues.take(),
+            cache: there.cache.take(),
         };
         there.node = Some(Node::boot(setup));
     }

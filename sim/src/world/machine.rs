@@ -51,6 +51,8 @@ pub(super) struct Machine {
     pub(super) memory: Memory,
     /// What its last process told the next one, if that was to take its place.
     pub(super) continues: Option<volume::Continuation>,
+    /// The same of its cache.
+    pub(super) cache: Option<Vec<u8>>,
     /// The rings vanished in the same boot, and nothing excuses a loss but that.
     pub(super) ring_gone: bool,
     /// The machine itself went down since the last recovery was judged.
@@ -86,6 +88,7 @@ impl Machine {
             owners: BTreeMap::new(),
             memory: Memory::default(),
             continues: None,
+            cache: None,
             ring_gone: false,
             went_down: false,
             rings_reported: BTreeSet::new(),
@@ -109,6 +112,7 @@ impl Machine {
                 .node
                 .as_ref()
                 .map_or(self.continues, |node| Some(node.continuation())),
+            cache: None,
             owners: BTreeMap::new(),
             memory: self.memory.lost_with_process(),
             rings_reported: self.rings_reported.clone(),

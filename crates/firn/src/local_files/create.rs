@@ -7,7 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind as Io, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -51,6 +51,14 @@ pub(crate) struct CacheFile {
     pub(crate) bytes: u64,
     /// The alignment of direct I/O; `None` if the file goes through the page cache.
     pub(crate) align: Option<DioAlign>,
+}
+
+impl CacheFile {
+    /// Device and inode, which tell whether another file has taken its name.
+    pub(crate) fn identity(&self) -> io::Result<(u64, u64)> {
+        let metadata = self.file.metadata()?;
+        Ok((metadata.dev(), metadata.ino()))
+    }
 }
 
 /// Is told how far the creation of a new log has got.

@@ -20,10 +20,10 @@ use std::time::{Duration, SystemTime};
 
 use store::SharedStore;
 use tokio::runtime::Runtime;
-use volume::{Answer, Continuation, OpenError};
+use volume::{Answer, Continuation, Host, OpenError};
 
 use self::api_listeners::ApiListeners;
-use self::handover::{Outgoing, Passage, RetainedFiles};
+use self::handover::{IncomingCache, Outgoing, Passage, RetainedFiles};
 use self::service_manager::ServiceManager;
 use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::api;
@@ -125,12 +125,18 @@ fn serve_at(
     handover::step("locked")?;
     let starts = StartRecord::begin(&files.path);
     let shared = Arc::clone(&store) as SharedStore;
+    let passed_cache = incoming.cache.take();
+    let passed_cache = passed_cache.filter(|cache| cache.is_of(&files.cache));
     let continues = takes_over.then_some(Continuation {
         journal: incoming.journal,
+        cache_follows: passed_cache.is_some(),
     });
     let engine = Engine::start(settings, shared, files, runtime.handle(), continues);
     let mut engine = runtime.block_on(engine)?;
     handover::step("recovered")?;
+    if let Some(cache) = passed_cache {
+        restore_cache(&runtime, &engine.host, cache);
+    }
     messages::log_recovery(&engine.report);
     let control = Arc::new(ControlPlane::new(
         &engine,
@@ -142,28 +148,9 @@ fn serve_at(
     let server = (&engine, &control, api, manager);
     let served = runtime.block_on(run(settings, server, gate, incoming, takes_over));
     let served = match served {
-        Ok(Ending::Handover(outgoing, mut stop)) => {
+        Ok(Ending::Handover(outgoing, stop)) => {
             let _alive = manager.keep_alive(outgoing.timeout());
-            // The few commits since clients were asked to rest. With all of them in the log, the new program goes on
-            // with it as it is.
-            let _ = runtime.block_on(async {
-                tokio::time::timeout(COMMIT_TIMEOUT, engine.host.commit_last()).await
-            });
-            engine.stop(control.disks.take_live());
-            handover::step("stopped")?;
-            // The signal would be gone with this program.
-            if stop.has_come() {
-                tracing::warn!(
-                    "told to stop in an upgrade; what is not in the store stays in the log"
-                );
-                return Ok(());
-            }
-            let held = RetainedFiles {
-                api: &api.sockets_for_handover(),
-                lock: engine.files().lock(),
-                nbd: &control.nbd,
-            };
-            return Err(outgoing.execute(held, engine.host.journal_mark()));
+            return hand_over(&runtime, (&mut engine, &control, api), *outgoing, stop);
         }
         Ok(Ending::Stopped) => Ok(()),
         Err(failure) => {
@@ -177,6 +164,56 @@ fn serve_at(
     // Nothing waits for tasks that still run.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served.and(closed)
+}
+
+/// Ends what this program does, and executes the next one. Returns if it was told to stop meanwhile, or if no program can be executed.
+fn hand_over(
+    runtime: &Runtime,
+    (engine, control, api): (&mut Engine, &ControlPlane, &ApiListeners),
+    outgoing: Outgoing,
+    mut stop: process::StopSignal,
+) -> Result<()> {
+    // The few commits since clients were asked to rest. With all of them in the log, the new program goes on
+    // with it as it is.
+    let _ = runtime
+        .block_on(async { tokio::time::timeout(COMMIT_TIMEOUT, engine.host.commit_last()).await });
+    engine.stop(control.disks.take_live());
+    handover::step("stopped")?;
+    // The signal would be gone with this program.
+    if stop.has_come() {
+        tracing::warn!("told to stop in an upgrade; what is not in the store stays in the log");
+        return Ok(());
+    }
+    if !engine.host.has_cache_as_listed() {
+        outgoing.forget_cache_list();
+    }
+    let held = RetainedFiles {
+        api: &api.sockets_for_handover(),
+        lock: engine.files().lock(),
+        nbd: &control.nbd,
+        cache: &engine.files().cache,
+    };
+    Err(outgoing.execute(held, engine.host.journal_mark()))
+}
+
+/// Goes on with what the program before had in the read cache, beside the opening of volumes: it takes time for each chunk. Reads ask the store
+/// until that is done.
+fn restore_cache(runtime: &Runtime, host: &Host, cache: IncomingCache) {
+    let host = host.clone();
+    runtime.spawn_blocking(move || {
+        let read = cache.read().map_err(|error| error.to_string());
+        let restored = read.and_then(|list| match list.is_empty() {
+            true => Err("it changed while the program before ended".to_owned()),
+            false => host.restore_cache(&list).map_err(|error| error.to_string()),
+        });
+        match restored {
+            Ok(chunks) => tracing::info!(chunks, "the read cache goes on with what it held"),
+            Err(why) => {
+                host.release_cache();
+                tracing::warn!(why, "the read cache begins empty");
+            }
+        }
+    });
 }
 
 /// The runtime of a server, and what lives on it from the start.
@@ -347,6 +384,7 @@ async fn serve_clients(
             api: &api.sockets_for_handover(),
             lock: engine.files().lock(),
             nbd: &control.nbd,
+            cache: &engine.files().cache,
         };
         manager.on_handing_over();
         spans::send_soon();
@@ -359,6 +397,7 @@ async fn serve_clients(
             }
             Ok(outgoing) => return Ok(Ending::Handover(Box::new(outgoing), stop)),
             Err(failure) => {
+                control.host.release_cache();
                 manager.on_called_off();
                 if let Some(mut upgrade) = Operation::begin_at("upgrade", began) {
                     upgrade.fail(failure.code);
@@ -486,7 +525,7 @@ async fn prepare_upgrade(
         .map_err(|error| Failure::internal(format!("checking the program: {error}")))??;
     handover::step("checked")?;
     let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    let passage = Passage::prepare(number, timeout_ms, checked)?;
+    let mut passage = Passage::prepare(number, timeout_ms, checked)?;
     control.upgrades.on_handing_over();
     // Changes that are under way come to their end.
     drop(close);
@@ -504,6 +543,10 @@ async fn prepare_upgrade(
     // program.
     let committed = control.host.commit_for_successor();
     let _ = tokio::time::timeout(COMMIT_TIMEOUT, committed).await;
+    let host = control.host.clone();
+    if let Ok(Some(list)) = tokio::task::spawn_blocking(move || host.list_cache()).await {
+        passage.keep_cache_list(&list, held.cache);
+    }
     handover::begin_pause();
     let nbd = control.give_clients_away(timeout).await?;
     tracing::info!(

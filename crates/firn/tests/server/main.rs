@@ -47,6 +47,7 @@ mod store_faults;
 mod store_rebuild;
 mod terminal;
 mod upgrade;
+mod upgrade_cache;
 mod upgrade_rings;
 mod waiting;
 mod warm_up;

@@ -13,14 +13,17 @@
 
 pub(crate) mod blocks;
 mod invariants;
+mod inventory;
 mod queues;
 mod regions;
 mod tier;
 
 use blkmq::io::{FileId, Pin};
 
+pub use self::inventory::InventoryError;
+use self::inventory::{CHUNKS_MAX, Inventory};
 use self::regions::{Place, REGION_BLOCKS_MIN, region_blocks};
-use self::tier::{INDEX_SHARE, Part, Shrink, Tier};
+use self::tier::{Frozen, INDEX_SHARE, Part, Shrink, Tier};
 use crate::lock::lock;
 use crate::log::layout::BLOCK_BYTES;
 use crate::object::ObjectId;
@@ -260,6 +263,82 @@ impl Cache {
     /// The content could not be written.
     pub(crate) fn cancel(&self, allocation: CacheAllocation) {
         lock(&self.tiers)[allocation.tier].cancel(&allocation);
+    }
+
+    /// From now on nothing new gets into the disk file, and nothing leaves it for something new. What is there is found as before.
+    pub(crate) fn freeze_disk(&self) {
+        lock(&self.tiers)[DISK..].iter_mut().for_each(Tier::freeze);
+    }
+
+    /// The disk file is used as before.
+    pub(crate) fn thaw_disk(&self) {
+        lock(&self.tiers)[DISK..].iter_mut().for_each(Tier::thaw);
+    }
+
+    /// Whether the disk file has been frozen and unchanged since.
+    pub(crate) fn is_disk_unchanged(&self) -> bool {
+        let tiers = lock(&self.tiers);
+        let mut disk = tiers[DISK..].iter().map(Tier::frozen);
+        disk.all(|frozen| frozen == Some(Frozen::Unchanged))
+    }
+
+    /// What the disk file holds, which is to be frozen. Takes time, and the lock a piece at a time.
+    pub(crate) fn inventory(&self) -> Vec<u8> {
+        let mut inventory = Inventory {
+            region_blocks: self.region_blocks,
+            regions: lock(&self.tiers)[DISK].regions_in_file(),
+            chunks: Vec::new(),
+        };
+        for tier in [DISK, INDEX] {
+            let mut piece = 0;
+            while lock(&self.tiers)[tier].list(piece, &mut inventory.chunks) {
+                piece += 1;
+            }
+        }
+        inventory.arrange(CHUNKS_MAX);
+        inventory.encode()
+    }
+
+    /// Goes on with what another program has left in the disk file, which has been frozen since this one began, and uses it.
+    /// Returns how many chunks that are. After an error the file is empty, and used all the same.
+    pub(crate) fn restore(&self, inventory: &[u8]) -> Result<usize, InventoryError> {
+        let restored = self.restored(inventory);
+        let mut tiers = lock(&self.tiers);
+        let is_new = |tier: &Tier| tier.frozen() == Some(Frozen::Unchanged) && tier.used == 0;
+        let restored = match tiers[DISK..].iter().all(is_new) {
+            true => restored,
+            false => Err(InventoryError::InUse),
+        };
+        let replaced = restored.map(|(mut restored, count)| {
+            tiers[DISK..].swap_with_slice(&mut restored);
+            (restored, count)
+        });
+        tiers[DISK..].iter_mut().for_each(Tier::thaw);
+        // What was replaced goes without the lock.
+        drop(tiers);
+        replaced.map(|(_, count)| count)
+    }
+
+    fn restored(&self, inventory: &[u8]) -> Result<([Tier; 2], usize), InventoryError> {
+        let inventory = Inventory::decode(inventory)?;
+        let (regions, mut restored) = {
+            let tiers = lock(&self.tiers);
+            let emptied = [DISK, INDEX].map(|tier| tiers[tier].emptied());
+            (tiers[DISK].regions_in_file(), emptied)
+        };
+        if (inventory.region_blocks, inventory.regions) != (self.region_blocks, regions) {
+            return Err(InventoryError::AnotherFile);
+        }
+        for chunk in &inventory.chunks {
+            let tier = chunk
+                .tier
+                .checked_sub(DISK)
+                .and_then(|at| restored.get_mut(at));
+            if !tier.is_some_and(|tier| tier.adopt(chunk)) {
+                return Err(InventoryError::Inconsistent);
+            }
+        }
+        Ok((restored, inventory.chunks.len()))
     }
 
     pub(crate) fn usage(&self) -> CacheUsage {

@@ -41,12 +41,12 @@ pub(super) struct CachedChunk {
     pub(super) damaged: bool,
     /// Until when it may not be evicted unless a plan has used it before (monotonic ns).
     pub(super) fresh_until: u64,
-    uses: u8,
+    pub(super) uses: u8,
     /// The tier's count of inserted chunks when a use last counted.
     used_at: u64,
     /// The same, when it was last put into a queue.
     pub(super) queued_at: u64,
-    queue: QueueKind,
+    pub(super) queue: QueueKind,
     before: Option<u32>,
     after: Option<u32>,
 }
@@ -149,12 +149,17 @@ impl Queues {
 
     /// Takes a chunk in and gives it a number.
     pub(super) fn insert(&mut self, new: NewChunk) -> u32 {
-        self.inserted += 1;
-        self.len += 1;
         let queue = match self.left.take(new.key) {
             true => QueueKind::Main,
             false => QueueKind::Probation,
         };
+        self.insert_into(queue, new, 0)
+    }
+
+    /// Takes a chunk into a queue, behind all that are there.
+    pub(super) fn insert_into(&mut self, queue: QueueKind, new: NewChunk, uses: u8) -> u32 {
+        self.inserted += 1;
+        self.len += 1;
         let chunk = CachedChunk {
             key: new.key,
             place: new.place,
@@ -163,7 +168,7 @@ impl Queues {
             pins: PinCount::default(),
             damaged: false,
             fresh_until: new.fresh_until,
-            uses: 0,
+            uses: uses.min(USES_MAX),
             used_at: self.inserted,
             queued_at: self.inserted,
             queue,
@@ -326,6 +331,12 @@ impl Queues {
         if let Some(chunk) = after.and_then(|after| self.get_mut(after)) {
             chunk.before = before;
         }
+    }
+
+    /// The chunks of one piece; none behind the last one.
+    pub(super) fn piece(&self, at: usize) -> Option<impl Iterator<Item = &CachedChunk>> {
+        let piece = self.chunks.get(at)?;
+        Some(piece.iter().flatten())
     }
 
     /// All chunks with their numbers.

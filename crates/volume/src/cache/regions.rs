@@ -153,6 +153,10 @@ impl Regions {
         u64::from(self.regions_max) * u64::from(self.region_blocks) * BLOCK_BYTES
     }
 
+    pub(super) fn region_blocks(&self) -> u32 {
+        self.region_blocks
+    }
+
     /// How many there may be.
     pub(super) fn regions_max(&self) -> u32 {
         self.regions_max
@@ -228,6 +232,39 @@ impl Regions {
             region,
             slot: slot as u32,
         })
+    }
+
+    /// Promises this very slot of a class; false if there is none, or it is not free.
+    pub(super) fn take_slot_at(&mut self, place: Place, class: Class) -> bool {
+        let is_class = usize::from(class.0) < self.with_space.len();
+        if place.region >= self.regions_max || !is_class {
+            return false;
+        }
+        while self.len <= place.region {
+            let region = self.push(Region::Free);
+            self.free.insert(region);
+        }
+        if self.free.remove(&place.region) {
+            self.cut(place.region, class);
+        }
+        let Region::Slots {
+            class: found,
+            taken,
+            occupants,
+        } = self.get_mut(place.region)
+        else {
+            return false;
+        };
+        let slot = occupants.get_mut(place.slot as usize);
+        let Some(slot) = slot.filter(|slot| *found == class && **slot == Occupant::Free) else {
+            return false;
+        };
+        *slot = Occupant::Promised;
+        *taken += 1;
+        if *taken as usize == occupants.len() {
+            self.with_space[usize::from(class.0)].remove(&place.region);
+        }
+        true
     }
 
     /// Cuts a free region into slots of a class; false if there is none within the capacity.

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use blkmq::io::FileId;
 
+use super::inventory::ListedChunk;
 use super::queues::{GhostEntries, NewChunk, Queues};
 use super::regions::{Class, Occupant, Place, Regions};
 use super::{CacheAllocation, ChunkKey, Hit};
@@ -98,6 +99,18 @@ pub(super) struct Tier {
     capped_until_ns: u64,
     /// Slots that could not be written for another reason, and until when each stays promised.
     bad: VecDeque<(u64, Place, u64)>,
+    /// Regions of the whole file.
+    in_file: u64,
+    /// Nothing new gets in. None: not so.
+    frozen: Option<Frozen>,
+}
+
+/// Whether a frozen tier holds what it held when it was frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Frozen {
+    Unchanged,
+    /// Something is found no more, or the file has another size.
+    Changed,
 }
 
 impl Tier {
@@ -120,11 +133,90 @@ impl Tier {
             refused: Vec::new(),
             capped_until_ns: 0,
             bad: VecDeque::new(),
+            in_file,
+            frozen: None,
         }
+    }
+
+    /// An empty one that is otherwise the same.
+    pub(super) fn emptied(&self) -> Tier {
+        let length = self.regions.region_blocks();
+        Tier::new(self.file, self.number, self.part, length, self.in_file)
+    }
+
+    pub(super) fn freeze(&mut self) {
+        self.frozen = Some(Frozen::Unchanged);
+    }
+
+    pub(super) fn thaw(&mut self) {
+        self.frozen = None;
+    }
+
+    pub(super) fn frozen(&self) -> Option<Frozen> {
+        self.frozen
+    }
+
+    pub(super) fn regions_in_file(&self) -> u64 {
+        self.in_file
+    }
+
+    /// What was listed is not there any more.
+    fn note_change(&mut self) {
+        if self.frozen.is_some() {
+            self.frozen = Some(Frozen::Changed);
+        }
+    }
+
+    /// Adds the chunks of one piece to a list; false behind the last piece.
+    pub(super) fn list(&self, piece: usize, listed: &mut Vec<ListedChunk>) -> bool {
+        let Some(chunks) = self.queues.piece(piece) else {
+            return false;
+        };
+        let chunks = chunks.filter(|chunk| !chunk.damaged);
+        listed.extend(chunks.map(|chunk| ListedChunk {
+            tier: self.number,
+            queue: chunk.queue,
+            uses: chunk.uses,
+            key: chunk.key,
+            bytes: chunk.bytes,
+            place: chunk.place,
+            offset: self.offset(chunk.place),
+            queued_at: chunk.queued_at,
+        }));
+        true
+    }
+
+    /// Takes in a chunk that is in the file already; false if it cannot be there.
+    pub(super) fn adopt(&mut self, listed: &ListedChunk) -> bool {
+        let blocks = u32::try_from(listed.bytes.div_ceil(BLOCK_BYTES)).unwrap_or(u32::MAX);
+        let class = self.regions.class_of(blocks).filter(|_| blocks > 0);
+        let Some(class) = class.filter(|class| self.regions.take_slot_at(listed.place, *class))
+        else {
+            return false;
+        };
+        let Entry::Vacant(vacant) = self.numbers.entry(listed.key) else {
+            return false;
+        };
+        let new = NewChunk {
+            key: listed.key,
+            place: listed.place,
+            class,
+            bytes: listed.bytes,
+            fresh_until: 0,
+        };
+        let number = self.queues.insert_into(listed.queue, new, listed.uses);
+        vacant.insert(number);
+        self.regions.occupy(listed.place, number);
+        self.used += listed.bytes.next_multiple_of(BLOCK_BYTES);
+        self.offset(listed.place) == listed.offset
     }
 
     /// From now on the file has so many regions. Returns what is to be dropped without the lock.
     pub(super) fn set_regions(&mut self, in_file: u64) -> Option<GhostEntries> {
+        if in_file != self.in_file {
+            self.in_file = in_file;
+            self.note_change();
+        }
         let is_larger = self.part.regions_of(in_file) > self.regions.regions_max();
         self.regions.set_max(self.part.regions_of(in_file));
         self.capacity = self.regions.capacity();
@@ -161,6 +253,7 @@ impl Tier {
 
     /// Evicts all chunks of a region that may go; whether those were all.
     fn empty_region(&mut self, region: u32) -> bool {
+        self.note_change();
         let mut is_empty = true;
         for occupant in self.regions.occupants(region).to_vec() {
             match occupant {
@@ -229,7 +322,11 @@ impl Tier {
     pub(super) fn mark_damaged(&mut self, key: ChunkKey) -> bool {
         let number = self.numbers.get(&key);
         let chunk = number.and_then(|number| self.queues.get_mut(*number));
-        chunk.is_some_and(|chunk| !std::mem::replace(&mut chunk.damaged, true))
+        let is_news = chunk.is_some_and(|chunk| !std::mem::replace(&mut chunk.damaged, true));
+        if is_news {
+            self.note_change();
+        }
+        is_news
     }
 
     fn offset(&self, place: Place) -> u64 {
@@ -243,6 +340,9 @@ impl Tier {
         bytes: u64,
         now: u64,
     ) -> Option<CacheAllocation> {
+        if self.frozen.is_some() && !canary::active!("listed_cache_goes_on_changing") {
+            return None;
+        }
         if self.elastic {
             self.shrink_to_fit(bytes, now);
         }

@@ -17,6 +17,7 @@ use crate::log::committer::{Committer, FIRST_ROUND, Journal};
 use crate::log::frame::Record;
 use crate::log::ring::TailId;
 use crate::log::session::BootId;
+use crate::recover::continuation::Continuation;
 use crate::recover::layering::RecoveredTail;
 use crate::recover::report::{RecoveryReport, TailReport};
 use crate::recover::rings::{ObsoleteRings, PreviousRings};
@@ -75,7 +76,7 @@ pub(super) async fn start_engine(
         poisoned,
         entropy: setup.entropy,
     };
-    let engine = Arc::new(Engine::new(Arc::clone(&jobs), parts));
+    let engine = new_engine(&jobs, parts, setup.continues);
     let mut report = found.report;
     report.poisoned = poisoned;
     report.tails = add_tails(&engine, found.tails);
@@ -105,6 +106,15 @@ pub(super) async fn start_engine(
         pass_gate(&engine, last);
     }
     Ok(report)
+}
+
+/// An engine that puts nothing into a cache file of which it is yet to hear what it holds.
+fn new_engine(jobs: &Arc<Jobs>, parts: Parts, continues: Option<Continuation>) -> Arc<Engine> {
+    let engine = Arc::new(Engine::new(Arc::clone(jobs), parts));
+    if continues.is_some_and(|before| before.cache_follows) {
+        engine.cache.freeze_disk();
+    }
+    engine
 }
 
 /// Adds what was recovered, but for tails that were ended with all of them in the store: nothing of those is to

@@ -22,4 +22,7 @@ pub struct JournalMark {
 pub struct Continuation {
     /// Where that host's journal ended, if it is known. Must be left out where another host may have written since.
     pub journal: Option<JournalMark>,
+    /// What the cache file holds is told by [`Host::restore_cache`](crate::Host::restore_cache), or never
+    /// ([`Host::release_cache`](crate::Host::release_cache)). Until then nothing is put there.
+    pub cache_follows: bool,
 }

@@ -137,6 +137,7 @@ fn a_mark_that_the_log_does_not_confirm_is_not_believed() {
         let mut next = World::start(Environment {
             continues: Some(Continuation {
                 journal: Some(wrong),
+                cache_follows: false,
             }),
             ..world.env.copy()
         });
@@ -153,7 +154,10 @@ fn a_mark_from_before_another_host_wrote_to_the_log_is_not_believed() {
     let old = world.host.journal_mark();
     let between = World::start(world.hand_over());
     let mut env = between.kill();
-    env.continues = Some(Continuation { journal: old });
+    env.continues = Some(Continuation {
+        journal: old,
+        cache_follows: false,
+    });
     let mut world = World::start(env);
     let volume = serve(&mut world, "demo");
     assert_holds(&mut world, &volume, 0..33);

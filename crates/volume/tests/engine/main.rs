@@ -39,6 +39,7 @@ mod many_volumes;
 mod names;
 mod open_snapshots;
 mod outage;
+mod passed_cache;
 mod points;
 mod poisoned_logs;
 mod reads;

@@ -172,7 +172,10 @@ impl World {
         let journal = self.host.journal_mark();
         assert!(journal.is_some());
         Environment {
-            continues: Some(Continuation { journal }),
+            continues: Some(Continuation {
+                journal,
+                cache_follows: false,
+            }),
             ..self.env
         }
     }

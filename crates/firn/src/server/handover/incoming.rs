@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,7 @@ use super::{
     ConnectionRecord, LastWords, RECORD_VARIABLE, Record, STOPPED_VARIABLE, SocketRecord, execute,
     timeline,
 };
+use crate::local_files::CacheFile;
 use crate::model::PassedSettings;
 use crate::server::service_manager::{KeepAlive, ServiceManager};
 
@@ -75,9 +76,34 @@ pub(crate) struct Incoming {
     pub(in crate::server) lacks_memory: bool,
     /// Where the log's journal ended.
     pub(in crate::server) journal: Option<JournalMark>,
+    /// What the read cache holds.
+    pub(in crate::server) cache: Option<IncomingCache>,
     /// A child that has the old program's memory, and is to be waited for.
     keeper: Option<i32>,
     alive: Option<KeepAlive>,
+}
+
+/// What the file of the read cache holds, by the program that had it.
+#[derive(Debug)]
+pub(in crate::server) struct IncomingCache {
+    list: File,
+    /// Device and inode of the cache file.
+    file: (u64, u64),
+}
+
+impl IncomingCache {
+    /// Whether that is the file.
+    pub(in crate::server) fn is_of(&self, cache: &CacheFile) -> bool {
+        cache.identity().is_ok_and(|found| found == self.file)
+    }
+
+    /// Reads the list.
+    pub(in crate::server) fn read(mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.list.rewind()?;
+        self.list.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
 }
 
 /// The NBD clients of the program before.
@@ -127,7 +153,8 @@ impl Incoming {
         let mut early = Passed::new();
         let sockets = record.api.iter();
         let sockets = sockets.flat_map(|one| [Some(one.socket), one.path_lock]);
-        for number in sockets.flatten().chain([record.lock]) {
+        let cache = record.cache.map(|cache| cache.list);
+        for number in sockets.flatten().chain([record.lock]).chain(cache) {
             let own = way_back
                 .passed
                 .get(&number)
@@ -147,12 +174,20 @@ impl Incoming {
                 path_lock: socket.path_lock.map(&mut take).transpose()?.map(File::from),
             })
         });
+        let api = api.collect::<io::Result<_>>()?;
+        let cache = record.cache.map(|cache| {
+            io::Result::Ok(IncomingCache {
+                list: File::from(take(cache.list)?),
+                file: (cache.device, cache.inode),
+            })
+        });
         Ok(Incoming {
             number: record.number,
             program: record.program.display().to_string(),
             returned: record.returned.clone(),
             lock,
-            api: api.collect::<io::Result<_>>()?,
+            api,
+            cache: cache.transpose()?,
             nbd: record.nbd.clone(),
             connections: record.connections.clone(),
             settings: record.settings.clone(),
@@ -305,6 +340,10 @@ pub(crate) fn roll_back(why: &str) {
         mut passed,
     } = way_back;
     record.returned = Some(why.to_owned());
+    // This program may have written to the cache file.
+    if let Some(cache) = record.cache.take() {
+        passed.remove(&cache.list);
+    }
     let error = match (record.write_to(&memory), passed.remove(&record.previous)) {
         (Ok(()), Some(previous)) => {
             let previous = File::from(previous);

@@ -31,8 +31,8 @@ use crate::model::PassedSettings;
 
 pub(crate) use check::print_check;
 pub(super) use check::{check_program, own_program};
-pub(super) use incoming::InheritedApiSocket;
 pub(crate) use incoming::{Incoming, roll_back};
+pub(super) use incoming::{IncomingCache, InheritedApiSocket};
 pub(super) use outgoing::{Outgoing, Passage, RetainedFiles, SocketToPass};
 
 /// What the two programs have to agree on: this record, and what its descriptors are.
@@ -67,12 +67,25 @@ struct Record {
     /// Those that may change while a server runs, as they are.
     #[serde(default)]
     settings: PassedSettings,
+    /// What the read cache holds, if that is told.
+    #[serde(default)]
+    cache: Option<CacheRecord>,
     /// The pause up to here.
     #[serde(default)]
     timeline: Timeline,
     /// Why the new program gave back: this is the old one again.
     #[serde(default)]
     returned: Option<String>,
+}
+
+/// What is in the read cache's file.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct CacheRecord {
+    /// A file in memory: docs/format.md "Cache file that is handed over". Empty if the file changed after all.
+    list: i32,
+    /// Of the cache file: another one under its name holds other bytes.
+    device: u64,
+    inode: u64,
 }
 
 /// A listening socket.
@@ -116,7 +129,8 @@ impl Record {
         let sockets = self.api.iter().chain(&self.nbd);
         let sockets = sockets.flat_map(|one| [Some(one.socket), one.path_lock]);
         let connections = self.connections.iter().map(|one| one.socket);
-        let own = [self.lock, self.previous].into_iter();
+        let cache = self.cache.iter().map(|cache| cache.list);
+        let own = [self.lock, self.previous].into_iter().chain(cache);
         own.chain(sockets.flatten()).chain(connections)
     }
 

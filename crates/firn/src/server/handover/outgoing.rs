@@ -4,7 +4,7 @@
 //! Nothing here may open a file after that.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -13,10 +13,13 @@ use reactor::MemoryKeeper;
 use volume::JournalMark;
 
 use super::check::CheckedProgram;
-use super::{ConnectionRecord, LastWords, PROTOCOL, Record, SocketRecord, execute, timeline};
+use super::{
+    CacheRecord, ConnectionRecord, LastWords, PROTOCOL, Record, SocketRecord, execute, timeline,
+};
 use crate::config::{ApiListen, Settings};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd::{NbdFrontend, flag_value};
+use crate::local_files::CacheFile;
 use crate::memory_plan::MemoryPlan;
 use crate::model::PassedSettings;
 
@@ -39,6 +42,8 @@ pub(in crate::server) struct RetainedFiles<'a> {
     pub(in crate::server) lock: BorrowedFd<'a>,
     /// Knows which address of the settings each of its listeners was bound for.
     pub(in crate::server) nbd: &'a NbdFrontend,
+    /// The read cache's.
+    pub(in crate::server) cache: &'a CacheFile,
 }
 
 /// All that a hand-over needs of the kernel but the connections.
@@ -49,6 +54,10 @@ pub(in crate::server) struct Passage {
     program: CheckedProgram,
     previous: File,
     memory: File,
+    /// For the list of what the read cache holds.
+    cache: File,
+    /// The cache file's identity, once the list is there.
+    listed: Option<(u64, u64)>,
     spare: Vec<OwnedFd>,
     /// So that clients need not wait until this program's memory is taken apart.
     keeper: Option<MemoryKeeper>,
@@ -70,6 +79,7 @@ impl Passage {
         let prepared = || -> io::Result<Passage> {
             let previous = File::open("/proc/self/exe")?;
             let memory = reactor::memfd(c"firn-handover", 0)?;
+            let cache = reactor::memfd(c"firn-cache", 0)?;
             let spare = (0..SPARE_DESCRIPTORS).map(|_| previous.try_clone().map(OwnedFd::from));
             Ok(Passage {
                 number,
@@ -78,10 +88,22 @@ impl Passage {
                 spare: spare.collect::<io::Result<_>>()?,
                 previous,
                 memory: memory.into(),
+                cache: cache.into(),
+                listed: None,
                 keeper,
             })
         };
         prepared().map_err(|source| refused(&source))
+    }
+
+    /// Keeps the list of what the cache file holds. Without it the next program's cache begins empty.
+    pub(in crate::server) fn keep_cache_list(&mut self, list: &[u8], file: &CacheFile) {
+        let mut memory = &self.cache;
+        let kept = file.identity();
+        match kept.and_then(|file| memory.write_all(list).map(|()| file)) {
+            Ok(file) => self.listed = Some(file),
+            Err(error) => tracing::warn!(%error, "what is in the read cache is not passed on"),
+        }
     }
 
     /// Writes down what the next program gets. What was given away comes back if that fails.
@@ -119,6 +141,11 @@ impl Passage {
             nbd: listeners.collect(),
             connections: connections.collect(),
             settings: passed,
+            cache: self.listed.map(|(device, inode)| CacheRecord {
+                list: self.cache.as_raw_fd(),
+                device,
+                inode,
+            }),
             timeline: timeline::current(),
             returned: None,
         };
@@ -161,6 +188,14 @@ impl Outgoing {
         Duration::from_millis(self.record.timeout_ms)
     }
 
+    /// What was listed of the cache is not so any more.
+    pub(in crate::server) fn forget_cache_list(&self) {
+        if let Err(error) = self.passage.cache.set_len(0) {
+            // It is a file in memory that nobody else has.
+            tracing::error!(%error, "the list of what the read cache holds stays");
+        }
+    }
+
     /// Executes the new program; the old one again if that cannot be done. Returns only if neither can.
     pub(in crate::server) fn execute(
         mut self,
@@ -172,9 +207,11 @@ impl Outgoing {
             program,
             previous,
             memory,
+            cache,
             keeper,
             ..
         } = &self.passage;
+        let cache = self.record.cache.map(|_| cache.as_fd());
         let passed = || {
             let api = held.api.iter();
             let api = api
@@ -183,7 +220,10 @@ impl Outgoing {
             let listeners = self.nbd.listeners.iter().map(|one| one.socket.as_fd());
             let connections = self.nbd.connections.iter().map(|one| one.socket.as_fd());
             let own = [held.lock, previous.as_fd()].into_iter();
-            own.chain(api).chain(listeners).chain(connections)
+            own.chain(cache)
+                .chain(api)
+                .chain(listeners)
+                .chain(connections)
         };
         let last_words = LastWords {
             stopped_ns: timeline::now_ns(),
