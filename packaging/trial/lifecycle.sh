@@ -127,11 +127,15 @@ systemctl daemon-reload
 systemctl restart firn.service
 reads 21 256k
 
-step 'upgrade: another process, the same contents, the configuration kept'
+step 'upgrade: another program in the same process, the same contents, the configuration kept'
 writes 18 64k
 before=$(main_pid)
 dpkg -i /trial/upgrade.deb 2>&1
-wait_for_another "$before"
+[ "$(main_pid)" = "$before" ] || fail 'the upgrade of the package made it another process'
+case "$(readlink "/proc/$before/exe")" in
+    *deleted*) fail 'the process has the program of before the upgrade' ;;
+esac
+[ "$(systemctl is-active firn.service)" = active ] || fail 'it is not active after the upgrade of the package'
 grep -q '^volume = \["demo=64MiB"\]' /etc/firn/firn.toml || fail 'the configuration is lost'
 reads 17 0
 reads 18 64k
