@@ -131,7 +131,7 @@ fn a_first_start_needs_200_mib_for_everything() {
 }
 
 #[test]
-fn a_container_without_rights_serves_nbd_and_survives_a_kill() {
+fn a_container_without_rights_serves_nbd_and_finds_what_was_synced_after_a_stop() {
     if !may_mount() {
         return;
     }

@@ -26,7 +26,7 @@ pub(crate) struct AttachArgs {
     /// The volume, or a snapshot of it, which takes no writes.
     #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = volume_or_snapshot_name)]
     pub(crate) name: String,
-    /// How to reach it. All other options apply to a ublk disk only.
+    /// How to reach it. Data mode, queues, depth, read-only, partition scan, park timeout and mount are of a ublk disk.
     #[arg(long, value_enum, default_value_t = TransportChoice::Auto)]
     transport: TransportChoice,
     /// How the bytes of its requests are moved. A mode that this kernel lacks is an error.

@@ -228,8 +228,8 @@ pub(crate) enum Command {
         firn rescue log --log-size 8GiB    brings everything to the store, and makes the log anew"
     )]
     Rescue(RescueCommand),
-    /// Remove from the store what no volume, snapshot or fork reaches. A server does so by itself with
-    /// `firn serve --gc 6h`.
+    /// Remove from the store what no volume, snapshot or fork reaches. A server does so by itself
+    /// every six hours, unless `firn serve --gc` says otherwise.
     #[command(
         after_help = "What one pass finds is removed by a later one, once that has found the same by itself; so \
         two passes in a row free what is garbage now:\n  \
@@ -270,7 +270,7 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Put another firn in the place of the running one: newer, older, or the same. NBD clients stay connected.
     #[command(after_help = "Examples:\n  \
-        firn upgrade                             after the package was upgraded\n  \
+        firn upgrade                             after the program at the server's path was replaced\n  \
         firn upgrade --program ./firn-next\n\n\
         The process keeps its id. A program that cannot take over leaves the old one serving, and the command says why.")]
     Upgrade(UpgradeArgs),

@@ -212,7 +212,7 @@ impl Estimate {
 }
 
 /// At most: each volume that is written all the time has an upload per recovery point, of at least one
-/// pack and one root; more packs where there are more bytes. Reads that miss the cache come on top.
+/// pack and one record of the host's log; more packs where there are more bytes. Reads that miss the cache come on top.
 pub(super) fn estimate(args: &DoctorArgs) -> Estimate {
     let volumes = f64::from(args.busy_volumes);
     let uploads = volumes * MONTH.as_secs_f64() / args.rpo.0.as_secs_f64().max(1.0);
