@@ -66,7 +66,7 @@ fn run(
     warmed: &mut WarmUp,
 ) -> Result<()> {
     prepare(to, name, &[])?;
-    let hints = list(from, name)?;
+    let hints = list(from, name, until)?;
     warmed.hinted_bytes = hints.iter().map(|hint| hint.bytes).sum();
     let bar = bar(warmed.hinted_bytes, name);
     let mut left = &hints[..];
@@ -87,10 +87,10 @@ fn run(
     Ok(())
 }
 
-/// What `from` has at hand, the hot ranges first; as many as are wanted at all.
-fn list(from: &Client, name: &str) -> Result<Vec<HintRange>> {
+/// What `from` has at hand, the hot ranges first; as many as are wanted at all, or as it says in time.
+fn list(from: &Client, name: &str, until: Instant) -> Result<Vec<HintRange>> {
     let (mut hints, mut next) = (Vec::new(), Some(0));
-    while let Some(at) = next.filter(|_| hints.len() < RANGES_MAX) {
+    while let Some(at) = next.filter(|_| hints.len() < RANGES_MAX && Instant::now() < until) {
         let path = format!("{}/hints?from={at}", volume_path(name));
         let part: HintList = from.get(&path)?;
         hints.extend(part.ranges);
@@ -102,10 +102,12 @@ fn list(from: &Client, name: &str) -> Result<Vec<HintRange>> {
 fn choose(mut hints: Vec<HintRange>) -> Vec<HintRange> {
     hints.truncate(RANGES_MAX);
     hints.sort_by_key(|hint| !hint.is_hot);
-    let mut bytes = 0_u64;
-    hints.retain(|hint| {
-        bytes = bytes.saturating_add(hint.bytes);
-        bytes <= BYTES_MAX
+    let mut left = BYTES_MAX;
+    // The one that does not fit is read as far as it does.
+    hints.retain_mut(|hint| {
+        hint.bytes = hint.bytes.min(left);
+        left -= hint.bytes;
+        hint.bytes > 0
     });
     hints
 }
@@ -161,7 +163,26 @@ mod tests {
         let chosen = choose(hints);
         let offsets: Vec<u64> = chosen.iter().map(|hint| hint.offset).collect();
         assert_eq!(offsets, [1 << 20, 0]);
-        let many = vec![hint(0, 0, true); RANGES_MAX + 1];
+        let many = vec![hint(0, 1, true); RANGES_MAX + 1];
         assert_eq!(choose(many).len(), RANGES_MAX);
+    }
+
+    #[test]
+    fn a_range_beyond_the_bound_is_read_as_far_as_it_fits_and_hides_none_before_it() {
+        let hint = |offset, bytes| HintRange {
+            offset,
+            bytes,
+            is_hot: false,
+        };
+        let chosen = choose(vec![
+            hint(0, 4096),
+            hint(1 << 20, 2 * BYTES_MAX),
+            hint(1 << 60, 4096),
+        ]);
+        let found: Vec<_> = chosen
+            .iter()
+            .map(|hint| (hint.offset, hint.bytes))
+            .collect();
+        assert_eq!(found, [(0, 4096), (1 << 20, BYTES_MAX - 4096)]);
     }
 }
