@@ -189,6 +189,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "name_is_taken_before_it_is_put_aside",
     "trash_leaves_snapshots",
     "trash_takes_what_was_inherited",
+    "closed_volume_leaves_snapshots_in_the_log",
     "leaving_root_holds_nothing",
     "name_of_a_leaving_volume_is_free",
     "snapshots_stay_behind",

@@ -1,5 +1,6 @@
 //! Random histories of snapshots that the log keeps: writes, discards, flushes, folds, compactions, outages, lost
-//! answers, snapshots that are taken, deleted and forked, and kills and losses of power at any step. Every snapshot
+//! answers, snapshots that are taken, deleted and forked, kills and losses of power at any step, and behind some of them the
+//! volume is set back or goes through the trash before anybody opens it. Every snapshot
 //! that was acknowledged is there at the end of each history, and in the middle, with what the volume was; none that was deleted is.
 //!
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
@@ -10,7 +11,7 @@ use blkmq::io::Op;
 use volume::{CompactOptions, Durability, Volume};
 
 use crate::support::hosts::{close, delete, elsewhere};
-use crate::support::points::{delete_snapshot, fork, gc, snapshot_names};
+use crate::support::points::{delete_snapshot, done, fork, gc, snapshot_names};
 use crate::support::{Environment, Fault, World, compacting};
 
 const BLOCKS: usize = 128;
@@ -203,6 +204,12 @@ impl History {
     }
 
     fn restart(&mut self) {
+        let (world, power_fails) = self.start_again();
+        self.open_again(world, power_fails);
+    }
+
+    /// The next process, which has opened nothing yet, and whether the power failed before it.
+    fn start_again(&mut self) -> (World, bool) {
         let power_fails = self.random.bool();
         self.told.push(format!("restart {power_fails}"));
         self.volume = None;
@@ -210,7 +217,10 @@ impl History {
         (env.outage, env.fault_after) = (false, None);
         (env.failing_puts, env.failing_creates) = (0, 0);
         env.boot += u8::from(power_fails);
-        let mut world = World::start(env);
+        (World::start(env), power_fails)
+    }
+
+    fn open_again(&mut self, mut world: World, power_fails: bool) {
         let volume = world.open("demo");
         let found = read_all(&mut world, &volume);
         let at = self.states.iter().rposition(|state| *state == found);
@@ -221,6 +231,62 @@ impl History {
         );
         self.states = vec![found];
         (self.world, self.volume) = (Some(world), Some(volume));
+    }
+
+    /// Takes a snapshot of what the store has already, while it is away: then nothing but the snapshot is in the log alone.
+    fn take_of_what_is_stored(&mut self) {
+        self.calm();
+        let (world, volume) = self.world();
+        world.pass(20_000);
+        world.sync(&volume);
+        world.env.outage = true;
+        self.take();
+    }
+
+    /// Sets the volume back before it is opened, if the store has all of it.
+    fn set_back(&mut self) {
+        let Some(name) = self.pick().filter(|_| self.known.len() < 6) else {
+            return;
+        };
+        if self.random.bool() {
+            self.take_of_what_is_stored();
+        }
+        self.drawn += 1;
+        let kept = format!("demo@k{}", self.drawn);
+        let (mut world, power_fails) = self.start_again();
+        let answer = world.host.restore_volume(&name, &kept);
+        let set_back = world.wait(|_| answer.try_take());
+        self.told.push(format!("set back to {name}: {set_back:?}"));
+        if set_back.is_ok() {
+            let content = read_snapshot(&mut world, &kept);
+            assert!(self.states.contains(&content), "{kept} was never there");
+            self.states = vec![self.known[&name].content.clone()];
+            let is_certain = true;
+            self.known.insert(
+                kept,
+                Known {
+                    content,
+                    is_certain,
+                },
+            );
+        }
+        self.open_again(world, power_fails);
+    }
+
+    /// Moves the volume to the trash before it is opened, if the store has all of it, and has it back.
+    fn go_through_the_trash(&mut self) {
+        if self.random.bool() {
+            self.take_of_what_is_stored();
+        }
+        let (mut world, power_fails) = self.start_again();
+        let answer = world.host.trash_volume("demo", 3_600_000);
+        let moved = world.wait(|_| answer.try_take());
+        self.told.push(format!("to the trash: {moved:?}"));
+        if moved.is_ok() {
+            let answer = world.host.restore_from_trash("demo", None);
+            done(&mut world, &answer);
+        }
+        self.open_again(world, power_fails);
     }
 
     /// All that is certain is there, and what is there is what it was; in the store, too, and for another host.
@@ -239,11 +305,8 @@ impl History {
         for name in &names {
             let known = known.get(name).unwrap_or_else(|| panic!("{name} is back"));
             for world in [&mut *world, &mut other] {
-                let fork =
-                    fork(world, name, "probe").unwrap_or_else(|error| panic!("{name}: {error}"));
-                assert!(read_all(world, &fork) == known.content, "{name} is another");
-                close(world, &fork);
-                delete(world, "probe");
+                let content = read_snapshot(world, name);
+                assert!(content == known.content, "{name} is another");
             }
         }
         self.known.retain(|name, _| names.contains(name));
@@ -253,7 +316,7 @@ impl History {
     }
 
     fn step(&mut self) {
-        match self.random.u8(..40) {
+        match self.random.u8(..45) {
             0..=13 => self.write(),
             14..=15 => self.discard(),
             16..=18 => self.flush(),
@@ -264,6 +327,9 @@ impl History {
             35 => self.calm(),
             36..=37 => self.restart(),
             38 => self.verify(),
+            39 => self.take_of_what_is_stored(),
+            40..=41 => self.set_back(),
+            42..=43 => self.go_through_the_trash(),
             _ => {
                 self.calm();
                 gc(self.world().0);
@@ -281,6 +347,14 @@ fn read_all(world: &mut World, volume: &Volume) -> Content {
             block[0]
         })
         .collect()
+}
+
+fn read_snapshot(world: &mut World, name: &str) -> Content {
+    let fork = fork(world, name, "probe").unwrap_or_else(|error| panic!("{name}: {error}"));
+    let content = read_all(world, &fork);
+    close(world, &fork);
+    delete(world, "probe");
+    content
 }
 
 fn run(seed: u64) {
@@ -321,6 +395,10 @@ fn histories_see_planted_bugs() {
         ),
         (
             "slice_spans_a_point",
+            all_histories_keep_what_was_acknowledged,
+        ),
+        (
+            "closed_volume_leaves_snapshots_in_the_log",
             all_histories_keep_what_was_acknowledged,
         ),
     ]);

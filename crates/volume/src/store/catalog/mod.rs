@@ -294,16 +294,22 @@ pub(crate) async fn delete(
     Ok(())
 }
 
-/// Refuses a volume that would come back from the trash, or have its new name, without what clients were told is written.
+/// Refuses a volume that would go on from what the store has of it, set back, renamed or back from the trash, without what
+/// clients were told is there: writes, and snapshots that only the log has.
 pub(in crate::store) fn check_all_stored(name: &str, tails: &[Arc<Tail>]) -> Result<(), OpenError> {
-    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > tail.stored_lsn();
-    match tails.iter().any(waits) {
-        false => Ok(()),
-        true => Err(OpenError::Invalid(format!(
-            "volume {name} has writes on this host that the store lacks, and would be without them: attach and detach \
-             it first"
-        ))),
-    }
+    let own = || tails.iter().filter(|tail| !tail.is_rescue());
+    let what = if own().any(|tail| tail.newest() > tail.stored_lsn()) {
+        "writes"
+    } else if own().any(|tail| !tail.lock().points.kept().is_empty())
+        && !canary::active!("closed_volume_leaves_snapshots_in_the_log")
+    {
+        "snapshots"
+    } else {
+        return Ok(());
+    };
+    Err(OpenError::Invalid(format!(
+        "volume {name} has {what} on this host that the store lacks, and would be without them: attach and detach it first"
+    )))
 }
 
 /// Refuses to delete a volume that has snapshots: each is deleted by its own name.

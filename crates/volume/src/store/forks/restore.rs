@@ -15,11 +15,12 @@ use crate::hostlog::names::Position;
 use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
-use crate::store::catalog::end_hold;
 use crate::store::catalog::name_locks::lock_point;
 use crate::store::catalog::volume_spec::VolumeInfo;
+use crate::store::catalog::{check_all_stored, end_hold};
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{ChildSpec, check_free, is_unmoved, put_restore_pin, remove_pin};
+use crate::store::forks::kept_snapshots::check_not_kept;
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::forks::stored_parent;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
@@ -54,6 +55,7 @@ pub(crate) async fn restore(
         id: None,
         copied_unix_ms: None,
     };
+    check_not_kept(engine, kept)?;
     check_free(engine, kept).await?;
     if canary::active!("restore_keeps_what_was_there_too_early") {
         stored_parent::make_child(engine, head.clone(), &spec).await?;
@@ -151,15 +153,8 @@ async fn read_closed_root(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoo
     if !is_held_here(engine, &head.root, &tails) {
         check_not_held(engine, &head.root)?;
     }
-    let waits = tails
-        .iter()
-        .any(|tail| !tail.is_rescue() && tail.newest() > tail.stored_lsn());
-    match waits {
-        false => Ok(head),
-        true => Err(OpenError::Invalid(format!(
-            "volume {volume} has writes on this host that the store lacks: attach and detach it first"
-        ))),
-    }
+    check_all_stored(volume, &tails)?;
+    Ok(head)
 }
 
 /// The snapshot's content under the volume's own history. The restore has an LSN of its own and counts as a fold

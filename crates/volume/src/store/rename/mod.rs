@@ -170,12 +170,6 @@ fn check_closed(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> Result<(),
     }
     check_all_stored(old, tails)?;
     for tail in tails {
-        let keeps_snapshots = !tail.is_rescue() && !tail.lock().points.kept().is_empty();
-        if keeps_snapshots {
-            return Err(OpenError::Invalid(format!(
-                "volume {old} has snapshots on this host that the store lacks: attach and detach it first"
-            )));
-        }
         TailClaim::check_free(engine, tail)?;
     }
     match is_held_here(engine, root, tails) {
