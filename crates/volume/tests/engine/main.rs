@@ -61,6 +61,7 @@ mod status;
 mod store_requests;
 mod threads;
 mod trash;
+mod trash_races;
 mod unchecked;
 mod unchecked_ends;
 mod unserved;

@@ -18,7 +18,7 @@ use crate::support::points::{delete_snapshot, done, gc, snapshot_names, whole_li
 use crate::support::{Environment, Fault, World};
 
 /// Carries a host's next requests out, so many times.
-fn steps(world: &mut World, count: usize) {
+pub(crate) fn steps(world: &mut World, count: usize) {
     for _ in 0..count {
         while world.host.run_jobs() {}
         if !world.one_step() {

@@ -12,37 +12,37 @@ use crate::support::points::{
 };
 use crate::support::{Environment, Fault, World, with_volume};
 
-const MIB: u64 = 1 << 20;
-const HOUR_MS: u64 = 3_600_000;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const HOUR_MS: u64 = 3_600_000;
 
-fn trash(world: &mut World, name: &str) -> Result<(), OpenError> {
+pub(crate) fn trash(world: &mut World, name: &str) -> Result<(), OpenError> {
     let answer = world.host.trash_volume(name, HOUR_MS);
     world.wait(|_| answer.try_take())
 }
 
-fn restore(world: &mut World, which: &str, name: Option<&str>) -> Result<(), OpenError> {
+pub(crate) fn restore(world: &mut World, which: &str, name: Option<&str>) -> Result<(), OpenError> {
     let answer = world.host.restore_from_trash(which, name);
     world.wait(|_| answer.try_take()).map(drop)
 }
 
-fn empty(world: &mut World, which: &str) -> Result<(), OpenError> {
+pub(crate) fn empty(world: &mut World, which: &str) -> Result<(), OpenError> {
     let answer = world.host.empty_trash(which);
     world.wait(|_| answer.try_take())
 }
 
-fn listed(world: &mut World) -> Vec<TrashedVolume> {
+pub(crate) fn listed(world: &mut World) -> Vec<TrashedVolume> {
     let answer = world.host.list_trash(whole_list());
     done(world, &answer).items
 }
 
-fn names(world: &mut World) -> Vec<String> {
+pub(crate) fn names(world: &mut World) -> Vec<String> {
     let answer = world.host.list_volumes(whole_list());
     let found = done(world, &answer).items;
     found.into_iter().map(|info| info.name).collect()
 }
 
 /// A closed volume, `demo`, that holds 2 and has a snapshot `demo@one` that holds 1.
-fn with_snapshot() -> World {
+pub(crate) fn with_snapshot() -> World {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     snapshot(&mut world, "demo@one").expect("taken");
@@ -52,7 +52,7 @@ fn with_snapshot() -> World {
 }
 
 /// What a volume, or a fork of a snapshot, holds.
-fn fill(world: &mut World, name: &str) -> u8 {
+pub(crate) fn fill(world: &mut World, name: &str) -> u8 {
     let volume = match name.contains('@') {
         true => fork(world, name, "looked-at").expect("forked"),
         false => world.open(name),
@@ -67,7 +67,7 @@ fn fill(world: &mut World, name: &str) -> u8 {
 }
 
 /// Passes until nothing more goes.
-fn collect(world: &mut World) {
+pub(crate) fn collect(world: &mut World) {
     for _ in 0..4 {
         gc(world);
     }

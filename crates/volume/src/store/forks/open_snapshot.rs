@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::lock::lock;
 use crate::map::index::Index;
-use crate::object::root_key;
+use crate::object::{SNAPSHOT_SIGN, root_key};
 use crate::request::Volume;
 use crate::request::tail::{Status, Tail};
 use crate::store::catalog::name_locks::lock_point;
@@ -28,8 +28,15 @@ use crate::store::open::load_index::load_index;
 use crate::store::open::stored_tail;
 
 /// The snapshot of this name that is open here.
-pub(super) fn find(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
+pub(in crate::store) fn find(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
     lock(&engine.open_snapshots).get(name).cloned()
+}
+
+/// Whether one is open here that has a name under this volume's.
+pub(in crate::store) fn has_any(engine: &Engine, volume: &str) -> bool {
+    let open = lock(&engine.open_snapshots);
+    let of = |name: &String| name.split_once(SNAPSHOT_SIGN).map(|(of, _)| of == volume);
+    open.keys().any(|name| of(name) == Some(true))
 }
 
 /// Opens a snapshot to be read. Any number of hosts may have it open.

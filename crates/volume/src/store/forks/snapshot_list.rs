@@ -16,7 +16,7 @@ use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::kept_snapshots::kept_of;
 use crate::store::parts::{ListPart, ListPlace, PartBuilder, RootWalk};
 use crate::store::roots::{read_any_root, read_root};
-use crate::store::trash::entries::is_in_trash;
+use crate::store::trash::entries::find_in_trash;
 use crate::units::{Lsn, VolumeId};
 
 /// Labels of one snapshot, and bytes of a key or a value.
@@ -244,7 +244,9 @@ impl Parents<'_> {
         if let Some(known) = self.in_trash.get(&parent) {
             return Ok(*known);
         }
-        let found = is_in_trash(self.engine, self.name, standing, parent).await?;
+        let found = find_in_trash(self.engine, self.name, standing, parent)
+            .await?
+            .is_some();
         self.in_trash.insert(parent, found);
         Ok(found)
     }

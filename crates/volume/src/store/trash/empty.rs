@@ -1,7 +1,7 @@
 //! What leaves the trash for good: its names are taken away, and what nothing else names is garbage from then on.
 //!
-//! First the root says that it is going, so that nobody restores it any more; then its snapshots are deleted, then
-//! it names nothing. What a crash leaves is gone on with by whoever empties the trash next.
+//! First the root says that it is going, so that nobody restores it any more; then its snapshots are deleted which no
+//! other volume of the name has, then it names nothing. What a crash leaves is gone on with by whoever empties the trash next.
 
 use std::sync::Arc;
 
@@ -11,44 +11,59 @@ use crate::error::OpenError;
 use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::root::{Root, TrashMark};
 use crate::store::flow::upload_state::KnownRoot;
-use crate::store::forks::delete_snapshot_of;
+use crate::store::forks::{delete_snapshot_of, open_snapshot};
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::{store_error, store_with_retry};
 use crate::store::parts::{KEYS_AT_ONCE, ListPlace};
-use crate::store::roots::{read_root, unusable_root_error};
+use crate::store::roots::unusable_root_error;
 use crate::store::trash::entries::{
     AsideWalk, SnapshotWalk, TrashEntry, TrashedVolume, aside_of, find, has_left, list_uncounted,
 };
+use crate::store::trash::namesakes::Namesakes;
 use crate::units::Epoch;
+
+/// Failures of the store with so many entries in a row: it is asked for no more of them.
+const STORE_FAILURES_MAX: usize = 3;
 
 /// Lets the volume go that has this id, or of those that had this name the one that was deleted last.
 pub(crate) async fn empty(engine: &Arc<Engine>, which: &str) -> Result<(), OpenError> {
     engine.host_log.check_not_stopped()?;
     let entry = find(engine, which).await?;
+    check_not_in_use(engine, &entry).await?;
     empty_entry(engine, &entry, true).await
 }
 
-/// Lets everything go whose time is over, as this host's clock has it. How many volumes that were.
+/// Lets everything go whose time is over, as this host's clock has it. How many volumes that were. One that cannot go keeps no
+/// other.
 pub(crate) async fn empty_expired(engine: &Arc<Engine>) -> Result<usize, OpenError> {
     let now = engine.jobs.now().unix_ms;
-    let mut gone = 0;
+    let (mut gone, mut failures) = (0, 0);
     let mut place = ListPlace {
         after: None,
         limit: KEYS_AT_ONCE,
     };
     loop {
         let part = list_uncounted(engine, &place).await?;
-        let expired = |volume: &&TrashedVolume| volume.until_unix_ms <= now;
-        for volume in part.items.iter().filter(expired) {
-            match find(engine, &volume.id.to_string()).await {
-                // Another may have been deleted anew meanwhile, and be kept longer.
-                Ok(entry) if entry.mark.until_unix_ms <= now => {
-                    empty_entry(engine, &entry, true).await?;
-                    tracing::info!(volume = volume.name, id = %volume.id, "a volume left the trash: its time is over");
-                    gone += 1;
+        let volumes = part.items.iter().map(|item| &item.volume);
+        for volume in volumes.filter(|volume| volume.until_unix_ms <= now) {
+            match empty_if_expired(engine, volume, now).await {
+                Ok(is_gone) => {
+                    gone += usize::from(is_gone);
+                    failures = 0;
                 }
-                Ok(_) | Err(OpenError::NotInTrash(_)) => {}
-                Err(error) => return Err(error),
+                Err(error) if canary::active!("one_entry_keeps_all_others") => return Err(error),
+                Err(error) => {
+                    failures += usize::from(matches!(error, OpenError::Store(_)));
+                    if failures >= STORE_FAILURES_MAX {
+                        return Err(error);
+                    }
+                    tracing::warn!(
+                        volume = volume.name,
+                        id = %volume.id,
+                        %error,
+                        "a volume stays in the trash though its time is over"
+                    );
+                }
             }
         }
         match part.next {
@@ -56,7 +71,29 @@ pub(crate) async fn empty_expired(engine: &Arc<Engine>) -> Result<usize, OpenErr
             next => place.after = next,
         }
     }
-    // Of volumes that have a newer root: nobody would look for them.
+    remove_uncounted(engine, now).await?;
+    Ok(gone)
+}
+
+/// Lets one go, if its time is over yet: another may have been deleted anew meanwhile, and be kept longer.
+async fn empty_if_expired(
+    engine: &Arc<Engine>,
+    volume: &TrashedVolume,
+    now: u64,
+) -> Result<bool, OpenError> {
+    let entry = match find(engine, &volume.id.to_string()).await {
+        Ok(entry) if entry.mark.until_unix_ms <= now => entry,
+        Ok(_) | Err(OpenError::NotInTrash(_)) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    check_not_in_use(engine, &entry).await?;
+    empty_entry(engine, &entry, true).await?;
+    tracing::info!(volume = volume.name, id = %volume.id, "a volume left the trash: its time is over");
+    Ok(true)
+}
+
+/// Removes copies of volumes that have a newer root, once their time is over: nobody would look for them.
+async fn remove_uncounted(engine: &Engine, now: u64) -> Result<(), OpenError> {
     let mut walk = AsideWalk::new(engine, "")?;
     while let Some(group) = walk.next().await? {
         for entry in group.entries {
@@ -68,7 +105,22 @@ pub(crate) async fn empty_expired(engine: &Arc<Engine>) -> Result<usize, OpenErr
             }
         }
     }
-    Ok(gone)
+    Ok(())
+}
+
+/// Refuses to let a volume go of which a snapshot is attached here, as long as all of it can be had back.
+async fn check_not_in_use(engine: &Engine, entry: &TrashEntry) -> Result<(), OpenError> {
+    if !open_snapshot::has_any(engine, entry.name()) || canary::active!("trash_goes_in_use") {
+        return Ok(());
+    }
+    let mut walk = SnapshotWalk::of(engine, entry);
+    while let Some(snapshots) = walk.next().await? {
+        let mut names = snapshots.into_iter().map(|snapshot| snapshot.root.name);
+        if let Some(open) = names.find(|name| open_snapshot::find(engine, name).is_some()) {
+            return Err(OpenError::InUse(open));
+        }
+    }
+    Ok(())
 }
 
 /// Takes the names of an entry away, and those of its snapshots if they are to go with it.
@@ -79,51 +131,63 @@ pub(super) async fn empty_entry(
 ) -> Result<(), OpenError> {
     let head = match entry.mark.is_going {
         true => entry.head.clone(),
-        false => {
-            let mut root = entry.head.root.clone();
-            root.sequence += 1;
-            root.set_trash_mark(TrashMark {
-                is_going: true,
-                ..entry.mark
-            });
-            replace(engine, entry, &entry.head, root).await?
-        }
+        false => replace(engine, entry, &entry.head, going(entry)).await?,
     };
-    let with_snapshots = with_snapshots && !is_inherited(engine, entry).await?;
     if with_snapshots && !canary::active!("trash_leaves_snapshots") {
-        let mut walk = SnapshotWalk::new(engine, entry.name(), entry.volume());
-        while let Some(snapshots) = walk.next().await? {
-            for snapshot in snapshots {
-                let deleted =
-                    delete_snapshot_of(engine, &snapshot.root.name, Some(snapshot.root.volume));
-                match deleted.await {
-                    Ok(()) | Err(OpenError::NoSuchSnapshot(_)) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        }
+        delete_snapshots(engine, entry).await?;
+    }
+    // The newest copy counts, as long as the root is not there: it goes last. Such a key is never used again: a removal that
+    // takes effect late removes nothing else.
+    let mut copies = aside_of(engine, entry.volume()).await?;
+    copies.sort();
+    for key in copies {
+        remove(engine, &key).await?;
     }
     if entry.aside.is_none() {
         let root = emptied(engine, &head.root);
         replace(engine, entry, &head, root).await?;
     }
-    // Such a key is never used again: a removal that takes effect late removes nothing else.
-    for key in aside_of(engine, entry.volume()).await? {
-        remove(engine, &key).await?;
-    }
     Ok(())
 }
 
-/// Whether a volume that came of this one has its name, and so its snapshots: it was restored, and that was cut short.
-async fn is_inherited(engine: &Engine, entry: &TrashEntry) -> Result<bool, OpenError> {
-    if canary::active!("trash_takes_what_was_inherited") {
-        return Ok(false);
+/// The root with the mark that it is leaving the trash. Under its name it has an epoch of its own by that, and so a key of its
+/// own if the name is taken now: a copy of before says that it can be had back.
+fn going(entry: &TrashEntry) -> Root {
+    let mut root = entry.head.root.clone();
+    root.sequence += 1;
+    if entry.aside.is_none() && !canary::active!("going_volume_keeps_its_epoch") {
+        root.epoch = Epoch(root.epoch.0 + 1);
     }
-    match read_root(engine, entry.name()).await {
-        Ok(head) => Ok(head.root.is_origin(entry.volume())),
-        Err(OpenError::NoSuchVolume(_) | OpenError::Renamed { .. }) => Ok(false),
-        Err(error) => Err(error),
+    root.set_trash_mark(TrashMark {
+        is_going: true,
+        ..entry.mark
+    });
+    root
+}
+
+/// Deletes the snapshots of an entry that no other volume of its name has, too.
+async fn delete_snapshots(engine: &Arc<Engine>, entry: &TrashEntry) -> Result<(), OpenError> {
+    let mut namesakes = None;
+    let mut walk = SnapshotWalk::of(engine, entry);
+    while let Some(snapshots) = walk.next().await? {
+        for snapshot in snapshots {
+            // Read behind the mark: from then on none comes that has what this one has.
+            let others = match namesakes {
+                Some(ref read) => read,
+                None => &*namesakes.insert(Namesakes::read(engine, entry).await?),
+            };
+            if others.have(&snapshot) {
+                continue;
+            }
+            let deleted =
+                delete_snapshot_of(engine, &snapshot.root.name, Some(snapshot.root.volume));
+            match deleted.await {
+                Ok(()) | Err(OpenError::NoSuchSnapshot(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
+    Ok(())
 }
 
 /// What is left: it names nothing.

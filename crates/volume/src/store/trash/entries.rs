@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{TRASH_PREFIX, trash_prefix};
 use crate::jobs::join_all;
+use crate::object::pack::Lineage;
 use crate::object::root::{RenameStep, Root, TrashMark};
 use crate::store::catalog::volume_spec::check_name;
 use crate::store::flow::upload_state::KnownRoot;
@@ -92,21 +93,45 @@ pub(crate) async fn list(
     engine: &Engine,
     place: &ListPlace,
 ) -> Result<ListPart<TrashedVolume>, OpenError> {
-    let mut part = list_uncounted(engine, place).await?;
-    for volume in &mut part.items {
-        let mut walk = SnapshotWalk::new(engine, &volume.name, volume.id);
+    let part = list_uncounted(engine, place).await?;
+    let mut items = Vec::new();
+    for UncountedVolume {
+        mut volume,
+        lineage,
+    } in part.items
+    {
+        let mut walk = SnapshotWalk::new(engine, &volume.name, volume.id, lineage);
         while let Some(roots) = walk.next().await? {
             volume.snapshots += roots.len();
         }
+        items.push(volume);
     }
-    Ok(part)
+    Ok(ListPart {
+        items,
+        next: part.next,
+    })
+}
+
+/// A volume in the trash whose snapshots were not counted yet.
+pub(super) struct UncountedVolume {
+    pub(super) volume: TrashedVolume,
+    lineage: Lineage,
+}
+
+impl UncountedVolume {
+    fn of(entry: &TrashEntry) -> UncountedVolume {
+        UncountedVolume {
+            volume: TrashedVolume::of(entry),
+            lineage: entry.head.root.lineage(),
+        }
+    }
 }
 
 /// The same without the numbers of snapshots.
 pub(super) async fn list_uncounted(
     engine: &Engine,
     place: &ListPlace,
-) -> Result<ListPart<TrashedVolume>, OpenError> {
+) -> Result<ListPart<UncountedVolume>, OpenError> {
     let mut part = PartBuilder::new(place.limit);
     let after = place.after.as_deref();
     let aside = after.and_then(|after| after.strip_prefix(ASIDE));
@@ -117,7 +142,7 @@ pub(super) async fn list_uncounted(
             for head in roots {
                 let name = head.root.name.clone();
                 let entry = TrashEntry::of(head, None);
-                if !part.add(&name, entry.as_ref().map(TrashedVolume::of)) {
+                if !part.add(&name, entry.as_ref().map(UncountedVolume::of)) {
                     return Ok(part.finish());
                 }
             }
@@ -132,24 +157,37 @@ pub(super) async fn list_uncounted(
             _ => None,
         };
         let next = format!("{ASIDE}{}", group.volume);
-        if !part.add(&next, entry.as_ref().map(TrashedVolume::of)) {
+        if !part.add(&next, entry.as_ref().map(UncountedVolume::of)) {
             return Ok(part.finish());
         }
     }
     Ok(part.finish())
 }
 
-/// A walk through the snapshots that a volume in the trash has.
+/// A walk through the snapshots that a volume in the trash has: its own, and those that it has of what it was before it came
+/// out of the trash.
 pub(super) struct SnapshotWalk<'a> {
     walk: RootWalk<'a>,
     volume: VolumeId,
+    lineage: Lineage,
 }
 
 impl SnapshotWalk<'_> {
-    pub(super) fn new<'a>(engine: &'a Engine, name: &str, volume: VolumeId) -> SnapshotWalk<'a> {
+    pub(super) fn of<'a>(engine: &'a Engine, entry: &TrashEntry) -> SnapshotWalk<'a> {
+        let lineage = entry.head.root.lineage();
+        SnapshotWalk::new(engine, entry.name(), entry.volume(), lineage)
+    }
+
+    fn new<'a>(
+        engine: &'a Engine,
+        name: &str,
+        volume: VolumeId,
+        lineage: Lineage,
+    ) -> SnapshotWalk<'a> {
         SnapshotWalk {
             walk: RootWalk::of_snapshots(engine, name, None),
             volume,
+            lineage,
         }
     }
 
@@ -159,12 +197,22 @@ impl SnapshotWalk<'_> {
             return Ok(None);
         };
         let is_its = |head: &KnownRoot| {
-            let parent = head.root.lineage().first().map(|parent| parent.volume);
-            !head.root.deleted && parent == Some(self.volume)
+            let Some(parent) = parent_of(head) else {
+                return false;
+            };
+            let is_above = || self.lineage.iter().any(|above| above.volume == parent);
+            let is_above = || is_above() && !canary::active!("trash_leaves_what_was_inherited");
+            !head.root.deleted && (parent == self.volume || is_above())
         };
         found.retain(is_its);
         Ok(Some(found))
     }
+}
+
+/// The volume of a snapshot.
+pub(super) fn parent_of(snapshot: &KnownRoot) -> Option<VolumeId> {
+    let lineage = snapshot.root.lineage();
+    lineage.first().map(|parent| parent.volume)
 }
 
 /// The one that was deleted last of those that had this name, or that has this id.
@@ -220,7 +268,10 @@ pub(super) async fn of_name(engine: &Engine, name: &str) -> Result<Vec<TrashEntr
 }
 
 /// What stands under a name.
-async fn read_standing(engine: &Engine, name: &str) -> Result<Option<KnownRoot>, OpenError> {
+pub(super) async fn read_standing(
+    engine: &Engine,
+    name: &str,
+) -> Result<Option<KnownRoot>, OpenError> {
     match read_any_root(engine, name).await {
         Ok(head) => Ok(Some(head)),
         Err(OpenError::NoSuchVolume(_)) => Ok(None),
@@ -229,7 +280,7 @@ async fn read_standing(engine: &Engine, name: &str) -> Result<Option<KnownRoot>,
 }
 
 /// Whether a root is the volume's, or tells what name the volume got.
-fn is_of(standing: &KnownRoot, volume: VolumeId) -> bool {
+pub(super) fn is_of(standing: &KnownRoot, volume: VolumeId) -> bool {
     standing.root.volume == volume || was_renamed_from(standing, volume)
 }
 
@@ -389,20 +440,36 @@ async fn read_aside(engine: &Engine, key: &str) -> Result<Option<KnownRoot>, Ope
     }
 }
 
-/// Whether a volume of this name that is in the trash has this id: its snapshots are hidden. `standing` is what stands
-/// under the name.
-pub(in crate::store) async fn is_in_trash(
+/// The volume in the trash that has the snapshots of the volume of this id under this name, if one has: they are hidden. It is
+/// that one, or one that came of it. `standing` is what stands under the name.
+pub(in crate::store) async fn find_in_trash(
     engine: &Engine,
     name: &str,
     standing: Option<&KnownRoot>,
     volume: VolumeId,
-) -> Result<bool, OpenError> {
-    if let Some(head) = standing.filter(|head| head.root.volume == volume) {
-        return Ok(head.root.is_in_trash());
+) -> Result<Option<VolumeId>, OpenError> {
+    if let Some(head) = standing.filter(|head| head.root.is_origin(volume)) {
+        let root = &head.root;
+        if root.is_in_trash() {
+            return Ok(Some(root.volume));
+        }
+        if root.volume == volume || !root.deleted {
+            return Ok(None);
+        }
     }
     let keys = aside_of(engine, volume).await?;
     let entries = read_all_aside(engine, &keys).await?;
-    Ok(entries.iter().any(|entry| entry.name() == name))
+    if entries.iter().any(|entry| entry.name() == name) {
+        return Ok(Some(volume));
+    }
+    let mut walk = AsideWalk::new(engine, "")?;
+    while let Some(group) = walk.next().await? {
+        let has = |entry: &&TrashEntry| entry.name() == name && entry.head.root.is_origin(volume);
+        if let Some(entry) = group.entries.iter().find(has) {
+            return Ok(Some(entry.volume()));
+        }
+    }
+    Ok(None)
 }
 
 /// What keeps a snapshot's name.
@@ -412,20 +479,18 @@ pub(in crate::store) async fn why_taken(
 ) -> Result<OpenError, OpenError> {
     let name = &head.root.name;
     let volume = name.split('@').next().unwrap_or_default();
-    let of = head.root.lineage().first().map(|parent| parent.volume);
-    let is_hidden = match of {
+    let of = match parent_of(head) {
         Some(of) => {
             let standing = read_standing(engine, volume).await?;
-            is_in_trash(engine, volume, standing.as_ref(), of).await?
+            find_in_trash(engine, volume, standing.as_ref(), of).await?
         }
-        None => false,
+        None => None,
     };
-    Ok(match is_hidden {
-        false => OpenError::Exists(name.clone()),
-        true => OpenError::Invalid(format!(
+    Ok(match of {
+        None => OpenError::Exists(name.clone()),
+        Some(of) => OpenError::Invalid(format!(
             "{name} is a snapshot of a volume {volume} that is in the trash: choose another name, or free this one with \
-             `firn trash restore {of} --as NEW` or `firn trash empty {of}`",
-            of = of.unwrap_or_default()
+             `firn trash restore {of} --as NEW` or `firn trash empty {of}`"
         )),
     })
 }

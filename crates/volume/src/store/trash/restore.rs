@@ -105,7 +105,7 @@ async fn as_fork(
     // Under its own name it has its snapshots already.
     let keeps_snapshots = name == entry.name();
     if !keeps_snapshots {
-        let mut walk = SnapshotWalk::new(engine, entry.name(), entry.volume());
+        let mut walk = SnapshotWalk::of(engine, entry);
         while let Some(snapshots) = walk.next().await? {
             for snapshot in &snapshots {
                 check_free(engine, &snapshot_name(name, snapshot)).await?;
@@ -121,11 +121,49 @@ async fn as_fork(
             ))
         })?;
     }
+    let entry = look_again(engine, entry).await.map_err(|error| {
+        OpenError::Store(format!(
+            "{name} is there, and perhaps not all of its snapshots: {error}"
+        ))
+    })?;
     // It is back; what stays of the entry holds space, and goes when its time is over.
-    if let Err(error) = empty_entry(engine, entry, !keeps_snapshots).await {
+    if let Err(error) = empty_entry(engine, &entry, !keeps_snapshots).await {
         tracing::warn!(volume = entry.name(), id = %entry.volume(), %error, "the trash keeps what came back as {name}");
     }
     Ok(VolumeInfo::of(&root))
+}
+
+/// The entry once more, behind the volume that came of it and its snapshots: nothing of it was deleted up to then if it does
+/// not say that it is leaving, and whoever lets it go from now on sees that volume.
+async fn look_again(engine: &Engine, entry: &TrashEntry) -> Result<TrashEntry, OpenError> {
+    if canary::active!("trash_is_not_looked_at_again") {
+        return Ok(entry.clone());
+    }
+    match entry.read_again(engine).await? {
+        Some(head) if is_unmoved(&head, &entry.head) => {
+            return Ok(TrashEntry {
+                head,
+                ..entry.clone()
+            });
+        }
+        _ => {}
+    }
+    // Its name may have been taken meanwhile: then it is another object.
+    let found = match find(engine, &entry.volume().to_string()).await {
+        Err(OpenError::NotInTrash(_)) => None,
+        found => Some(found?),
+    };
+    let is_same = |found: &TrashEntry| {
+        let root = &found.head.root;
+        !found.mark.is_going && root.epoch == entry.head.root.epoch
+    };
+    found.filter(is_same).ok_or_else(|| {
+        let name = entry.name();
+        OpenError::Store(format!(
+            "what was {name} left the trash meanwhile, by another command or because its time was over, and snapshots go \
+             with it: see `firn snapshot list`"
+        ))
+    })
 }
 
 fn snapshot_name(volume: &str, snapshot: &KnownRoot) -> String {
@@ -177,7 +215,7 @@ async fn copy_snapshots(
     entry: &TrashEntry,
     name: &str,
 ) -> Result<(), OpenError> {
-    let mut walk = SnapshotWalk::new(engine, entry.name(), entry.volume());
+    let mut walk = SnapshotWalk::of(engine, entry);
     while let Some(snapshots) = walk.next().await? {
         for snapshot in &snapshots {
             copy_snapshot(engine, snapshot, name).await?;
