@@ -196,6 +196,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "trash_goes_in_use",
     "going_volume_keeps_its_epoch",
     "closed_volume_leaves_snapshots_in_the_log",
+    "refused_child_leaves_its_pin",
     "leaving_root_holds_nothing",
     "name_of_a_leaving_volume_is_free",
     "snapshots_stay_behind",

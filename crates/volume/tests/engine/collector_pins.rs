@@ -8,10 +8,11 @@ use volume::object::root::Root;
 use volume::object::root_key;
 use volume::units::Epoch;
 
-use crate::support::hosts::{close, elsewhere};
-use crate::support::points::{delete_snapshot, done, gc, snapshot, write_over};
-use crate::support::{Environment, with_volume};
-use volume::Durability;
+use crate::rename::{create, rename};
+use crate::support::hosts::{close, delete, elsewhere, root_of};
+use crate::support::points::{delete_snapshot, done, gc, packs, snapshot, write_over};
+use crate::support::{Environment, Fault, World, with_volume};
+use volume::{Durability, OpenError};
 
 const MIB: u64 = 1 << 20;
 
@@ -96,6 +97,42 @@ fn a_pin_goes_when_its_child_has_a_root_and_never_before() {
 fn pins(env: &Environment) -> usize {
     let keys = env.objects.keys();
     keys.filter(|key| key.starts_with("pins/")).count()
+}
+
+/// A fork is refused because a renaming, which was cut short, keeps its name.
+fn refused_forks_leave_no_pin() {
+    let cut = |at: usize| {
+        let (mut world, volume) = with_volume();
+        world.write(&volume, 0, 7, 4096);
+        close(&mut world, &volume);
+        create(&mut world, "a").expect("created");
+        world.env.fault_after = Some((at, Fault::Outage));
+        let answer = world.host.rename_volume("a", "b");
+        world.pass(200);
+        drop(answer);
+        world.env.outage = false;
+        let is_kept = world.env.objects.contains_key(&root_key("b"));
+        let is_kept = is_kept && root_of(&world.env, "b").rename_mark().is_some();
+        (is_kept && !root_of(&world.env, "a").deleted).then(|| World::start(world.kill()))
+    };
+    let mut world = (0..100).find_map(cut).expect("a name that is kept");
+    for _ in 0..2 {
+        let forked = world.host.fork_volume("demo", "b");
+        let refused = world.wait(|_| forked.try_take()).expect_err("it is kept");
+        assert!(matches!(refused, OpenError::Renaming { .. }), "{refused}");
+    }
+    assert_eq!(pins(&world.env), 0);
+    rename(&mut world, "a", "b").expect("it is gone on with");
+    delete(&mut world, "demo");
+    for _ in 0..4 {
+        gc(&mut world);
+    }
+    assert_eq!((pins(&world.env), packs(&world.env)), (0, 0));
+}
+
+#[test]
+fn a_fork_to_a_name_that_a_renaming_keeps_leaves_no_pin() {
+    refused_forks_leave_no_pin();
 }
 
 #[test]
@@ -242,5 +279,6 @@ fn each_planted_bug_is_seen() {
             "collector_reads_no_pins",
             what_a_pin_names_stays_though_its_child_is_not_there_yet,
         ),
+        ("refused_child_leaves_its_pin", refused_forks_leave_no_pin),
     ]);
 }

@@ -28,7 +28,7 @@ use crate::store::flow::pack_plan::plan_packs;
 use crate::store::flow::packing::upload_pack;
 use crate::store::flow::slice_job::extents_bytes;
 use crate::store::flow::slices::UploadedPack;
-use crate::store::forks::child::{drop_pin, put_pin};
+use crate::store::forks::child::{drop_pin, is_never_made, put_pin};
 use crate::store::open::load_index::{learn_sessions, read_sections};
 use crate::store::open::rescue::is_lost;
 use crate::store::open::tail_claim::TailClaim;
@@ -134,7 +134,7 @@ async fn make_volume(
         return Err(error);
     }
     let created = create_root(engine, root).await;
-    if matches!(created, Err(OpenError::Exists(_))) {
+    if created.as_ref().is_err_and(is_never_made) {
         drop_pin(engine, parent, child).await;
     }
     created

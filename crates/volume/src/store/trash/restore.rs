@@ -15,8 +15,8 @@ use crate::store::catalog::name_locks::lock_point;
 use crate::store::catalog::volume_spec::{VolumeInfo, check_name};
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{
-    ChildSpec, Outcome, ParentState, check_free, child_root, drop_pin, is_unmoved, put_child,
-    put_pin,
+    ChildSpec, Outcome, ParentState, check_free, child_root, drop_pin, is_never_made, is_unmoved,
+    put_child, put_pin,
 };
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::open::endings;
@@ -202,7 +202,7 @@ async fn put_fork(engine: &Arc<Engine>, entry: &TrashEntry, name: &str) -> Resul
     match create_root(engine, root.clone()).await {
         Ok(_) => Ok(root),
         Err(error) => {
-            if matches!(error, OpenError::Exists(_)) {
+            if is_never_made(&error) {
                 drop_pin(engine, entry.volume(), root.volume).await;
             }
             Err(error)
