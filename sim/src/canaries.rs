@@ -195,6 +195,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "one_entry_keeps_all_others",
     "trash_goes_in_use",
     "going_volume_keeps_its_epoch",
+    "late_copies_end_every_pass",
+    "late_hands_put_aside",
     "closed_volume_leaves_snapshots_in_the_log",
     "refused_child_leaves_its_pin",
     "leaving_root_holds_nothing",

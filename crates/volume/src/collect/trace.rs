@@ -38,7 +38,7 @@ pub(super) struct Trace<'a, P> {
     sessions: SessionNames,
     /// Index blocks that were read, with everything below them.
     blocks: HashSet<(ObjectId, u32)>,
-    /// Set for a pin: missing objects are skipped, and all others are read.
+    /// Set for a pin, and for a copy that counts no more: missing objects are skipped, and all others are read.
     passes_gone: bool,
     /// How many objects were skipped.
     passed: u64,
@@ -199,7 +199,14 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             return Ok(());
         };
         self.roots += 1;
-        match self.trace(&root).await {
+        // One that came late, when its volume had been restored, counts no more, and part of it may be gone. The roots were
+        // read before.
+        let is_past = |newest: &Epoch| *newest > root.epoch;
+        self.passes_gone = self.epochs.get(&root.volume).is_some_and(is_past)
+            && !canary::active!("late_copies_end_every_pass");
+        let traced = self.trace(&root).await;
+        self.passes_gone = false;
+        match traced {
             Ok(()) => Ok(()),
             Err(TraceError::Failed(error)) => Err(error),
             Err(TraceError::Gone(gone)) => {

@@ -1,14 +1,17 @@
-//! The trash while other hosts, passes and whoever comes late are at it: no snapshot goes that another volume of the name has
-//! (S6).
+//! The trash while other hosts, passes and whoever comes late are at it: no snapshot goes that another volume of the name has,
+//! and no copy of a root keeps what it does not hold (S6, S9).
 //!
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
 
+use volume::object::root::Root;
+use volume::object::root_key;
 use volume::{OpenError, VolumeSpec};
 
 use crate::rename_races::steps;
+use crate::support::checks::check_all;
 use crate::support::hosts::{close, delete, elsewhere, hand_over, root_of};
-use crate::support::points::{done, gc, packs, snapshot, snapshot_names};
-use crate::support::{Fault, World};
+use crate::support::points::{done, gc, packs, snapshot, snapshot_names, write_over};
+use crate::support::{Fault, World, with_volume};
 use crate::trash::{
     HOUR_MS, MIB, collect, empty, fill, listed, names, restore, trash, with_snapshot,
 };
@@ -271,6 +274,93 @@ fn a_volume_that_is_going_does_not_come_back_by_a_copy_from_before() {
     what_is_going_is_not_had_back();
 }
 
+/// A volume in the trash with an index, and another host that is about to put its root aside with its next request.
+fn with_late_hands() -> (
+    World,
+    World,
+    volume::Answer<Result<volume::VolumeInfo, OpenError>>,
+) {
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 20);
+    close(&mut world, &volume);
+    trash(&mut world, "demo").expect("moved");
+    assert!(!root_of(&world.env, "demo").nodes.is_empty());
+    let is_before = |count: &usize| {
+        let mut other = elsewhere(&world);
+        let _creation = other.host.create_volume(spec());
+        steps(&mut other, *count);
+        !has_copy(&other)
+    };
+    let before = (0..100).take_while(is_before).count() - 1;
+    let mut late = elsewhere(&world);
+    hand_over(&mut world, &mut late);
+    let creation = late.host.create_volume(spec());
+    steps(&mut late, before);
+    hand_over(&mut late, &mut world);
+    (world, late, creation)
+}
+
+/// The volume is back, and nothing is left of the index that it had.
+fn restored_and_folded(world: &mut World) -> volume::Volume {
+    restore(world, "demo", None).expect("restored");
+    let volume = world.open("demo");
+    write_over(world, &volume, 60);
+    for _ in 0..3 {
+        gc(world);
+    }
+    volume
+}
+
+fn late_copies_end_no_pass() {
+    let (mut world, mut late, _creation) = with_late_hands();
+    let volume = restored_and_folded(&mut world);
+    hand_over(&mut world, &mut late);
+    // The other host dies with this request.
+    steps(&mut late, 1);
+    hand_over(&mut late, &mut world);
+    assert!(has_copy(&world));
+    for _ in 0..3 {
+        assert_eq!(gc(&mut world).recovered.objects, 0);
+    }
+    assert_eq!(listed(&mut world), []);
+    pass_ms(&mut world, HOUR_MS);
+    gc(&mut world);
+    assert!(!has_copy(&world), "its time is over");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 67);
+    assert_eq!(check_all(&world.env.objects, true).damage, []);
+}
+
+#[test]
+fn a_copy_that_comes_when_its_volume_was_restored_ends_no_pass_and_goes() {
+    late_copies_end_no_pass();
+}
+
+/// Who comes late takes no name, and leaves nothing that would pass for the end of the volume.
+fn late_hands_leave_no_tombstone() {
+    let (mut world, mut late, creation) = with_late_hands();
+    let volume = restored_and_folded(&mut world);
+    hand_over(&mut world, &mut late);
+    let created = late.wait(|_| creation.try_take());
+    assert_eq!(created, Err(OpenError::Exists("demo".into())));
+    hand_over(&mut late, &mut world);
+    gc(&mut world);
+    assert!(!has_copy(&world));
+    close(&mut world, &volume);
+    let removed = world.env.objects.remove(&root_key("demo"));
+    let removed = Root::decode(&removed.expect("there").0).expect("a root");
+    for _ in 0..3 {
+        let answer = world.host.collect_garbage(false);
+        let refused = world.wait(|_| answer.try_take()).expect_err("it is missed");
+        let remedy = format!("firn volume forget {}", removed.volume);
+        assert!(refused.to_string().contains(&remedy), "{refused}");
+    }
+}
+
+#[test]
+fn without_its_root_a_volume_is_missed_though_somebody_was_late_to_take_its_name() {
+    late_hands_leave_no_tombstone();
+}
+
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
@@ -290,5 +380,7 @@ fn each_planted_bug_is_seen() {
             "going_volume_keeps_its_epoch",
             what_is_going_is_not_had_back,
         ),
+        ("late_copies_end_every_pass", late_copies_end_no_pass),
+        ("late_hands_put_aside", late_hands_leave_no_tombstone),
     ]);
 }

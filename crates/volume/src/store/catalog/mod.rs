@@ -201,7 +201,8 @@ pub(in crate::store) async fn keep_tombstone(
     }
 }
 
-/// A volume in the trash goes on to hold what it names, and can be had back, though another takes its name.
+/// A volume in the trash goes on to hold what it names, and can be had back, though another takes its name. Refuses one whose
+/// root has moved: nobody can take its name by this root any more.
 async fn put_aside(engine: &Engine, root: &Root) -> Result<(), OpenError> {
     if !root.is_in_trash() || canary::active!("name_is_taken_before_it_is_put_aside") {
         return Ok(());
@@ -213,8 +214,33 @@ async fn put_aside(engine: &Engine, root: &Root) -> Result<(), OpenError> {
     };
     match store_with_retry(engine, op).await {
         // Whoever was about to take the name before.
-        Ok(_) | Err(StoreError::PreconditionFailed) => Ok(()),
-        Err(error) => Err(store_error("create", &key, &error)),
+        Ok(_) | Err(StoreError::PreconditionFailed) => {}
+        Err(error) => return Err(store_error("create", &key, &error)),
+    }
+    if canary::active!("late_hands_put_aside") {
+        return Ok(());
+    }
+    let found = match read_any_root(engine, &root.name).await {
+        Err(OpenError::NoSuchVolume(name)) => return Err(OpenError::RootMissing(name)),
+        found => found?.root,
+    };
+    if (found.volume, found.epoch) == (root.volume, root.epoch) {
+        return Ok(());
+    }
+    if found.volume == root.volume {
+        // The copy came too late to count, whoever made it.
+        let op = StoreOp::Delete { key: key.clone() };
+        if let Err(error) = store_with_retry(engine, op).await {
+            tracing::warn!(
+                key,
+                ?error,
+                "a copy that counts no more is not removed: a pass will do it"
+            );
+        }
+    }
+    match found.deleted {
+        true => Err(OpenError::Busy(root.name.clone())),
+        false => Err(OpenError::Exists(root.name.clone())),
     }
 }
 

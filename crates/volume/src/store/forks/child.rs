@@ -121,7 +121,7 @@ pub(in crate::store) async fn put_child(
 /// nobody has it. Its pin is needless then, and no root of the child would ever tell a collector so.
 pub(in crate::store) fn is_never_made(error: &OpenError) -> bool {
     match error {
-        OpenError::Exists(_) => true,
+        OpenError::Exists(_) | OpenError::Busy(_) => true,
         OpenError::Renaming { .. } => !canary::active!("refused_child_leaves_its_pin"),
         _ => false,
     }
