@@ -72,6 +72,20 @@ fn nbd_extended_session() -> Vec<u8> {
     out
 }
 
+/// Asks for an export that is being opened, by GO, and again by EXPORT_NAME.
+fn nbd_parked_session() -> Vec<u8> {
+    let mut out = 3_u32.to_be_bytes().to_vec();
+    let mut go = 7_u32.to_be_bytes().to_vec();
+    go.extend(b"opening\0\0");
+    for (option, data) in [(7_u32, go), (1, b"opening".to_vec())] {
+        out.extend(b"IHAVEOPT");
+        out.extend(option.to_be_bytes());
+        out.extend((data.len() as u32).to_be_bytes());
+        out.extend(data);
+    }
+    out
+}
+
 fn messenger_frames() -> Vec<Vec<u8>> {
     let mut out = TxBuf::default();
     Sealer::Crc.seal(
@@ -126,6 +140,7 @@ fn main() -> std::io::Result<()> {
         .collect();
     seeds.push(("nbd_session".into(), nbd_session()));
     seeds.push(("nbd_session".into(), nbd_extended_session()));
+    seeds.push(("nbd_session".into(), nbd_parked_session()));
     seeds.extend(nbd_tls().into_iter().map(|input| ("nbd_tls".into(), input)));
     seeds.extend(
         messenger_frames()

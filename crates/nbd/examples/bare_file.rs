@@ -20,7 +20,8 @@ use blkmq::io::{
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::ExportEntry;
 use nbd::server::{
-    BackendFile, ClientIdentity, Export, Exports, Listen, Options, Server, TlsConfig, TlsOptions,
+    BackendFile, ClientIdentity, Export, ExportState, Exports, Listen, Options, Server, TlsConfig,
+    TlsOptions,
 };
 use reactor::{
     BackendChoice, BackendKind, Completion, Config, Cx, DioAlign, FileIndex, Reactor, Source, Token,
@@ -200,8 +201,11 @@ impl Source for Committer {
 struct One(Arc<Export<FileDisk>>);
 
 impl Exports<FileDisk> for One {
-    fn find(&self, name: &str, _: &ClientIdentity) -> Option<Arc<Export<FileDisk>>> {
-        (name.is_empty() || name == self.0.name).then(|| Arc::clone(&self.0))
+    fn find(&self, name: &str, _: &ClientIdentity) -> ExportState<Arc<Export<FileDisk>>> {
+        match name.is_empty() || name == self.0.name {
+            true => ExportState::Open(Arc::clone(&self.0)),
+            false => ExportState::Absent,
+        }
     }
 
     fn list(&self, _: &ClientIdentity) -> Vec<ExportEntry> {

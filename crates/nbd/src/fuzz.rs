@@ -2,8 +2,8 @@
 //! asserts what must hold whatever they are. It panics only where the codec is wrong.
 
 use crate::codec::{
-    Command, Decoder, Directory, Event, ExportEntry, ExportInfo, Handshake, Limits,
-    PAYLOAD_BYTES_MAX, Progress, Session, Tls,
+    Command, Decoder, Directory, Event, ExportEntry, ExportInfo, ExportState, Handshake, Limits,
+    PAYLOAD_BYTES_MAX, ParkEnd, Progress, Session, Tls,
 };
 use blkmq::io::Geometry;
 
@@ -27,18 +27,19 @@ fn geometry(read_only: bool) -> Geometry {
 impl Directory for TwoExports {
     type Export = Geometry;
 
-    fn find(&self, name: &str) -> Option<(Geometry, ExportInfo)> {
+    fn find(&self, name: &str) -> ExportState<(Geometry, ExportInfo)> {
         let read_only = match name {
             "" | "disk" => false,
             "locked" => true,
-            _ => return None,
+            "opening" => return ExportState::Opening(name.to_owned()),
+            _ => return ExportState::Absent,
         };
         let info = ExportInfo {
             name: name.to_owned(),
             description: "a disk".to_owned(),
             geometry: geometry(read_only),
         };
-        Some((info.geometry, info))
+        ExportState::Open((info.geometry, info))
     }
 
     fn list(&self) -> Vec<ExportEntry> {
@@ -83,6 +84,16 @@ pub fn session(input: &[u8], step: usize) -> Trace {
             Progress::Close(reason) => {
                 trace.events.push(format!("{reason:?}"));
                 return trace;
+            }
+            Progress::Park(name) => {
+                assert!(consumed > 0, "no progress");
+                trace.events.push(format!("parked for {name}"));
+                let (again, progress) = handshake.receive(&[], &TwoExports, &mut trace.answers);
+                assert_eq!((again, progress), (0, Progress::Park(name)));
+                if let Some(reason) = handshake.give_up(ParkEnd::Late, &mut trace.answers) {
+                    trace.events.push(format!("{reason:?}"));
+                    return trace;
+                }
             }
             // What follows in a real session is decrypted first: here it stands for itself.
             Progress::StartTls => assert!(consumed > 0, "no progress"),

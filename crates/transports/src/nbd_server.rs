@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nbd::server::{
     AdoptError, DrainReport, Export, Exports, HandedConnection, HandedListener, Handover,
-    HandoverRefused, Listen, Options, Server,
+    HandoverRefused, Options, Server,
 };
 use reactor::Handle;
 use volume::Volume;
@@ -31,16 +31,16 @@ impl NbdServer {
         Server::new(reactors, exports, options).map(NbdServer)
     }
 
-    /// See [`Server::listen`].
-    #[inline(never)]
-    pub fn listen(&self, listen: &Listen) -> io::Result<Listen> {
-        self.0.listen(listen)
-    }
-
     /// See [`Server::connections_to`].
     #[inline(never)]
     pub fn connections_to(&self, export: &str) -> usize {
         self.0.connections_to(export)
+    }
+
+    /// See [`Server::wake_parked`].
+    #[inline(never)]
+    pub fn wake_parked(&self, export: &str) {
+        self.0.wake_parked(export);
     }
 
     /// See [`Server::detach`].

@@ -19,7 +19,7 @@ pub(super) struct Canary {
     pub(super) words: &'static [&'static str],
 }
 
-pub(super) const CANARIES: [Canary; 42] = [
+pub(super) const CANARIES: [Canary; 43] = [
     Canary {
         name: "bytes_that_came_ahead_are_dropped",
         what: "requests that a connection had received when it was given away are lost between two servers",
@@ -64,6 +64,15 @@ pub(super) const CANARIES: [Canary; 42] = [
             "upgrade::clients_that_wait_for_their_volume_stay_connected_through_a_second_upgrade",
         ),
         words: &["BrokenPipe", "UnexpectedEof"],
+    },
+    Canary {
+        name: "parked_clients_are_never_woken",
+        what: "a client that waits for its volume while the server starts is not served when that is open",
+        judge: Detector::Here(
+            "server",
+            "early_clients::a_volume_is_served_as_soon_as_it_is_open_and_clients_of_others_wait_for_theirs",
+        ),
+        words: &["was not told what came of its volume"],
     },
     Canary {
         name: "drop_fua",

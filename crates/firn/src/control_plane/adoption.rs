@@ -60,7 +60,9 @@ impl ControlPlane {
     ) -> (Vec<HandedConnection>, Vec<HandedConnection>) {
         let is_waiting = |connection: &HandedConnection| {
             let name = &connection.state.export;
-            self.volumes.get(name).is_none() && self.waiting.get(name).is_some()
+            // Until that is decided the NBD server does not find it.
+            self.opening.contains(name)
+                || (self.volumes.get(name).is_none() && self.waiting.get(name).is_some())
         };
         connections.into_iter().partition(is_waiting)
     }

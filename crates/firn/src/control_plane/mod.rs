@@ -3,7 +3,7 @@
 //! Owns the frontends and the map of open volumes; the engine owns what is in them. Changes of one
 //! volume are serialized by a lock. Each operation either does what it says, or fails and changes
 //! nothing. `attach` holds the operations that concern the frontends, `opening` what a server opens
-//! by itself, `start_record` what keeps it from opening a volume again and again that ends it, `waiting` what it could
+//! by itself, `opening_order` in which order, `start_record` what keeps it from opening a volume again and again that ends it, `waiting` what it could
 //! not open yet, `lists` which volumes there are, `activity` what it does, `rescue` what is kept of volumes that were lost,
 //! `give_back` how a log is emptied for good.
 
@@ -17,6 +17,7 @@ pub(crate) mod give_back;
 mod health;
 mod lists;
 pub(crate) mod opening;
+mod opening_order;
 mod points;
 mod rename;
 mod rescue;
@@ -55,6 +56,7 @@ use crate::frontends::disks::Disks;
 use crate::frontends::nbd::NbdFrontend;
 use crate::frontends::nbd_access::NbdTls;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
+use crate::frontends::opening_volumes::OpeningVolumes;
 use crate::local_files::{CacheFile, DiskWatch, RingFiles};
 use crate::metrics::IoCounters;
 use crate::metrics::latencies::LatencyRegistry;
@@ -90,6 +92,8 @@ pub(crate) struct ControlPlane {
     /// The way to the store; none in tests that have one of their own.
     pub(crate) store: Option<Arc<StoreAccess>>,
     pub(crate) volumes: Arc<OpenVolumes>,
+    /// Those that this start has still to open.
+    opening: Arc<OpeningVolumes>,
     /// Those that it is to serve and could not open yet.
     pub(crate) waiting: WaitingVolumes,
     /// What this start is doing, and which volumes it leaves out.
@@ -131,12 +135,15 @@ impl ControlPlane {
         starts: StartRecord,
     ) -> Result<Self> {
         let volumes: Arc<OpenVolumes> = Arc::default();
-        let nbd = NbdFrontend::new(&engine.reactors, Arc::clone(&volumes), nbd_tls)?;
+        let opening: Arc<OpeningVolumes> = Arc::default();
+        let looked_up = (Arc::clone(&volumes), Arc::clone(&opening));
+        let nbd = NbdFrontend::new(&engine.reactors, looked_up, nbd_tls)?;
         Ok(ControlPlane {
             host: engine.host.clone(),
             counters: Arc::clone(&engine.counters),
             store,
             volumes,
+            opening,
             waiting: WaitingVolumes::default(),
             starts,
             reopens: ReopenRequests::default(),

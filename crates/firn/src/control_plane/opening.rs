@@ -16,6 +16,7 @@ use volume::{OpenError, OpenMode, RecoveryReport, VolumeSpec};
 
 use crate::cli::args::NewVolume;
 use crate::control_plane::ControlPlane;
+use crate::control_plane::opening_order::{OpeningOrder, OpeningSlots};
 use crate::control_plane::start_record;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::OpenVolume;
@@ -43,6 +44,23 @@ pub(crate) struct WantedVolume {
     pub(crate) served_before: bool,
 }
 
+/// Why a volume is not open for which no attempt was made that asks the store.
+const NOT_ASKED: &str = "the store was not asked yet";
+
+/// What a start is to open.
+#[derive(Debug)]
+pub(crate) struct OpeningPlan {
+    /// Each alone, before all others.
+    suspects: Vec<WantedVolume>,
+    others: Vec<WantedVolume>,
+    /// Nobody waits for these: [`ControlPlane::open_put_off`].
+    put_off: Vec<WantedVolume>,
+    /// Why the store is not asked at first.
+    away: Option<Failure>,
+    /// This program takes another's place.
+    takes_over: bool,
+}
+
 /// What a start has not opened.
 #[derive(Debug, Default)]
 pub(crate) struct NotOpened {
@@ -53,29 +71,48 @@ pub(crate) struct NotOpened {
 }
 
 impl ControlPlane {
-    /// Opens the volumes that the command line names (creating missing ones), those that were
-    /// attached before, and those that a dead server left in the log, and restores their disks.
-    /// Returns those that could not be opened. Those that are left out are
-    /// not opened, and nothing of them changes. A program that takes another's place says which volumes are
+    /// Decides what a start is to open: the volumes that the command line names, those that were
+    /// attached before, and those that a dead server left in the log, but for those that are left out. From here on
+    /// clients may ask for them, and wait. A program that takes another's place says which volumes are
     /// `in_use`: it opens these, and those with disks, and puts the others off.
-    pub(crate) async fn open_initial_volumes(
+    pub(crate) fn plan_openings(
         &self,
         volumes: &[NewVolume],
         report: &RecoveryReport,
         in_use: Option<&BTreeSet<String>>,
-    ) -> Result<NotOpened> {
-        start_record::planned_step("").await;
+    ) -> OpeningPlan {
         let wanted = self.set_aside_left_out(self.wanted_volumes(volumes, report));
         // While the store is away only what goes on here can be served, and finding the rest out takes long.
         let mut away = self.store.as_ref().and_then(|store| store.failure());
         if in_use.is_some() && away.is_none() {
             // Its clients wait, and what the log continues needs no store to be served. The others are opened
             // when these are.
-            away = Some(not_wanted_error());
+            away = Some(not_asked_error());
         }
+        wanted.iter().for_each(|one| self.opening.add(&one.name));
         let is_suspect = |wanted: &WantedVolume| self.starts.is_suspect(&wanted.name);
         let (suspects, others) = wanted.into_iter().partition(is_suspect);
         let (put_off, others) = self.put_off(others, in_use);
+        OpeningPlan {
+            suspects,
+            others,
+            put_off,
+            away,
+            takes_over: in_use.is_some(),
+        }
+    }
+
+    /// Opens what a start is to open (creating missing volumes), and restores their disks. Returns what is not opened:
+    /// nothing of it changes.
+    pub(crate) async fn open_initial_volumes(&self, plan: OpeningPlan) -> Result<NotOpened> {
+        start_record::planned_step("").await;
+        let OpeningPlan {
+            suspects,
+            others,
+            put_off,
+            away,
+            takes_over,
+        } = plan;
         let mut waiting = self.open_suspects(suspects, away.as_ref()).await?;
         let restored: BTreeSet<String> = self.volumes.names();
         waiting.extend(self.open_concurrently(others, away.as_ref()).await?);
@@ -86,7 +123,7 @@ impl ControlPlane {
             put_off = put_off.len(),
             "volumes are open"
         );
-        if in_use.is_none() {
+        if !takes_over {
             self.record_served();
         }
         let not_restored = open
@@ -109,7 +146,7 @@ impl ControlPlane {
         };
         let (put_off, others): (Vec<_>, Vec<_>) = wanted.into_iter().partition(is_put_off);
         for wanted in &put_off {
-            self.waiting.set(&wanted.name, not_wanted_error());
+            self.waiting.set(&wanted.name, not_asked_error());
         }
         (put_off, others)
     }
@@ -123,7 +160,7 @@ impl ControlPlane {
         if put_off.is_empty() {
             return Ok(waiting);
         }
-        let away = not_wanted_error();
+        let away = not_asked_error();
         waiting.extend(self.open_concurrently(put_off, Some(&away)).await?);
         self.record_served();
         Ok(waiting)
@@ -146,15 +183,17 @@ impl ControlPlane {
         wanted.into_iter().filter(is_opened).collect()
     }
 
-    /// Opens volumes one by one, each with its disk, while nothing else is open: if this start ends it is known at which of
-    /// them, and that no other was the cause.
+    /// Opens volumes one by one, each with its disk, while nothing else is open and no client of NBD is served: if this start ends it
+    /// is known at which of them, and that nothing else was the cause.
     async fn open_suspects(
         &self,
         suspects: Vec<WantedVolume>,
         away: Option<&Failure>,
     ) -> Result<Vec<WantedVolume>> {
-        let mut waiting = Vec::new();
-        for wanted in suspects {
+        let (mut waiting, mut decided) = (Vec::new(), Vec::new());
+        let each = suspects.into_iter().map(|one| (one.name.clone(), one));
+        let mut order = OpeningOrder::new(each);
+        while let Some(wanted) = order.next(&self.opening) {
             tracing::warn!(
                 volume = %wanted.name,
                 "the last two starts ended while this volume was being opened: now it is opened alone"
@@ -164,8 +203,12 @@ impl ControlPlane {
             if let Ok(open) = &opened {
                 self.restore_disk(open).await;
             }
+            if is_decided(&opened, away) {
+                decided.push(wanted.name.clone());
+            }
             waiting.extend(self.wait_if_failed(wanted, opened)?);
         }
+        decided.iter().for_each(|name| self.decide_opening(name));
         Ok(waiting)
     }
 
@@ -175,38 +218,77 @@ impl ControlPlane {
         wanted: Vec<WantedVolume>,
         away: Option<&Failure>,
     ) -> Result<Vec<WantedVolume>> {
+        if away.is_none() {
+            return self.open_in_order(wanted).await;
+        }
+        // It takes microseconds for each, which to write down the end of each would multiply.
         let names: Vec<&str> = wanted.iter().map(|one| one.name.as_str()).collect();
-        let opened = match away {
-            // It takes microseconds for each, which to write down the end of each would multiply.
-            Some(_) => {
-                let _under_way = self.starts.open_together(&names);
-                let opened = wanted
-                    .iter()
-                    .map(|wanted| self.open_initially(wanted, away));
-                join_all(opened).await
-            }
-            None => {
-                let opened = wanted.iter().zip(self.starts.open_volumes(&names));
-                let opened = opened.map(|(wanted, under_way)| async move {
-                    let opened = self.open_initially(wanted, away).await;
-                    drop(under_way);
-                    opened
-                });
-                join_all(opened).await
-            }
-        };
-        let each = wanted.into_iter().zip(opened);
-        let waiting = each.map(|(wanted, opened)| self.wait_if_failed(wanted, opened));
-        let waiting: Result<Vec<_>> = waiting.collect();
+        let _under_way = self.starts.open_together(&names);
+        let opened = wanted
+            .into_iter()
+            .map(|wanted| self.open_first(wanted, away));
+        let waiting: Result<Vec<_>> = join_all(opened).await.into_iter().collect();
         Ok(waiting?.into_iter().flatten().collect())
     }
 
-    /// The first attempt of a start to open a volume. `away`: the store is not asked.
+    /// Opens volumes some at a time, those first for which clients wait.
+    async fn open_in_order(&self, wanted: Vec<WantedVolume>) -> Result<Vec<WantedVolume>> {
+        let names: Vec<&str> = wanted.iter().map(|one| one.name.as_str()).collect();
+        let under_way = self.starts.open_volumes(&names);
+        let each = wanted.into_iter().zip(under_way);
+        let mut order = OpeningOrder::new(each.map(|one| (one.0.name.clone(), one)));
+        let slots = OpeningSlots::default();
+        let mut opening = FuturesUnordered::new();
+        let mut waiting = Vec::new();
+        loop {
+            tokio::select! {
+                Some(opened) = opening.next() => waiting.extend(opened?),
+                slot = slots.take(), if !order.is_empty() => {
+                    let Some((wanted, under_way)) = order.next(&self.opening) else {
+                        continue;
+                    };
+                    opening.push(async move {
+                        let opened = slot.keep_during(self.open_first(wanted, None)).await;
+                        drop(under_way);
+                        opened
+                    });
+                }
+                else => return Ok(waiting),
+            }
+        }
+    }
+
+    /// The first attempt of a start to open a volume, which decides what its clients hear. If it is to be retried it is
+    /// returned.
+    async fn open_first(
+        &self,
+        wanted: WantedVolume,
+        away: Option<&Failure>,
+    ) -> Result<Option<WantedVolume>> {
+        let name = wanted.name.clone();
+        let opened = self.open_initially(&wanted, away).await;
+        let is_decided = is_decided(&opened, away);
+        let waiting = self.wait_if_failed(wanted, opened);
+        if is_decided {
+            self.decide_opening(&name);
+        }
+        waiting
+    }
+
+    /// It is known what comes of a volume that this start was to open: clients who wait for it are served, or refused.
+    fn decide_opening(&self, name: &str) {
+        if self.opening.remove(name) {
+            self.nbd.wake_parked(name);
+        }
+    }
+
+    /// Opens a volume. `away`: the store is not asked.
     async fn open_initially(
         &self,
         wanted: &WantedVolume,
         away: Option<&Failure>,
     ) -> Result<Arc<OpenVolume>> {
+        start_record::planned_step(&format!("before:{}", wanted.name)).await;
         match away {
             Some(failure) => self.open_before_store(wanted, failure).await,
             None => self.open_or_serve_local(wanted).await,
@@ -447,6 +529,8 @@ impl ControlPlane {
                 } => opened,
             };
             let (_lock, open) = opened;
+            // A start may have left that to the first of these attempts.
+            self.decide_opening(name);
             match open {
                 None => return,
                 Some(Ok(open)) => {
@@ -465,8 +549,13 @@ impl ControlPlane {
     }
 }
 
-fn not_wanted_error() -> Failure {
-    Failure::new(FailureCode::StoreUnavailable, "the store was not asked yet")
+fn not_asked_error() -> Failure {
+    Failure::new(FailureCode::StoreUnavailable, NOT_ASKED)
+}
+
+/// Whether an attempt decides what clients hear. Where the store was left out although it is there, it is asked next.
+fn is_decided(opened: &Result<Arc<OpenVolume>>, away: Option<&Failure>) -> bool {
+    opened.is_ok() || away.is_none_or(|failure| failure.detail != NOT_ASKED)
 }
 
 /// The task that retries; it ends before volumes are closed.

@@ -17,10 +17,14 @@ use super::start_history::StartHistory;
 use crate::failure::{Failure, FailureCode};
 use crate::local_files::ReservedFile;
 
-/// For tests: `abort=VOLUME` or `hang=VOLUME`, what a server does as soon as it has opened that volume; with
-/// `disk:VOLUME` before it restores the disk, with nothing as soon as it begins to open volumes. Only builds with debug
-/// assertions look at it.
+/// For tests: `abort=VOLUME`, `hang=VOLUME` or `hold=VOLUME,FILE`, what a server does as soon as it has opened that
+/// volume; the last until the file is there. With `before:VOLUME` before it opens the volume, with `disk:VOLUME` before
+/// it restores the disk, with nothing as soon as it begins to open volumes. Only builds with debug assertions look at
+/// it.
 const OPENING_VARIABLE: &str = "FIRN_OPENING";
+
+/// How often an opening that is held looks for the file which ends that.
+const HOLD_INTERVAL: Duration = Duration::from_millis(5);
 
 /// While more volumes than this are under way not each that is open is written down: thousands of names would be written
 /// thousands of times. One that is named for too long becomes a suspect by that, and is left out only by an end at which
@@ -276,6 +280,12 @@ pub(super) async fn planned_step(volume: &str) {
         Some(("hang", name)) if name == volume => {
             eprintln!("firn: the opening of {volume} was made to hang");
             std::future::pending().await
+        }
+        Some(("hold", until)) => {
+            let file = until.split_once(',').filter(|(name, _)| *name == volume);
+            while file.is_some_and(|(_, file)| !Path::new(file).exists()) {
+                tokio::time::sleep(HOLD_INTERVAL).await;
+            }
         }
         _ => {}
     }

@@ -7,3 +7,4 @@ pub(crate) mod nbd;
 pub(crate) mod nbd_access;
 pub(crate) mod nbd_keys;
 pub(crate) mod open_volumes;
+pub(crate) mod opening_volumes;

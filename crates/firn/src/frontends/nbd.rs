@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nbd::server::{
-    Export, HandedConnection, HandedListener, Handover, Listen, Options, check_place,
+    Export, HandedConnection, HandedListener, Handover, Listen, Options, bind, check_place,
 };
 use reactor::Reactor;
 use transports::NbdServer;
@@ -19,6 +19,7 @@ use volume::Volume;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd_access::{NbdTls, PermittedVolumes};
 use crate::frontends::open_volumes::OpenVolumes;
+use crate::frontends::opening_volumes::OpeningVolumes;
 
 /// How long sockets may outlive a server that was killed: its ring keeps them until the kernel has taken
 /// the ring down.
@@ -53,14 +54,18 @@ impl NbdFrontend {
     /// Listens nowhere yet. `tls` says who may use what, and how.
     pub(crate) fn new(
         reactors: &[Reactor],
-        volumes: Arc<OpenVolumes>,
+        (volumes, opening): (Arc<OpenVolumes>, Arc<OpeningVolumes>),
         tls: Option<&NbdTls>,
     ) -> Result<Self> {
         let knows_everybody = tls.is_some_and(NbdTls::knows_everybody);
         let (tls, access) = tls.map(NbdTls::load).transpose()?.unzip();
         let access = access.flatten();
         let requires_tls = tls.as_ref().is_some_and(|tls| tls.required);
-        let exports = Arc::new(PermittedVolumes { volumes, access });
+        let exports = Arc::new(PermittedVolumes {
+            volumes,
+            opening,
+            access,
+        });
         let options = Options {
             tls,
             ..Options::default()
@@ -82,6 +87,28 @@ impl NbdFrontend {
 
     /// Starts listening on `address`.
     pub(crate) fn listen(&self, address: &Listen) -> Result<()> {
+        let bound = bind_address(address)?;
+        let listener = bound.map_err(|source| listen_error(address, &source))?;
+        self.serve(address, listener)
+    }
+
+    /// Binds an address, at which nobody accepts yet; `None` while it is in use.
+    pub(crate) fn bind_unless_in_use(address: &Listen) -> Result<Option<HandedListener>> {
+        match bind_address(address)? {
+            Err(error) if error.kind() == Io::AddrInUse => Ok(None),
+            bound => bound
+                .map(Some)
+                .map_err(|source| listen_error(address, &source)),
+        }
+    }
+
+    /// The same, for as long as a server that was just killed may keep the address. Blocks meanwhile.
+    pub(crate) fn bind_in_time(address: &Listen) -> Result<HandedListener> {
+        retry_in_use(|| bind_address(address))?.map_err(|source| listen_error(address, &source))
+    }
+
+    /// Accepts at a socket that was bound for `address`.
+    pub(crate) fn serve(&self, address: &Listen, listener: HandedListener) -> Result<()> {
         if let Listen::Tcp(address) = address
             && !address.ip().is_loopback()
             && !self.knows_everybody
@@ -91,17 +118,10 @@ impl NbdFrontend {
                 "NBD asks nobody who he is: whoever reaches this address can read and write"
             );
         }
-        if let Listen::Unix(path) = address
-            && let Some(dir) = absolute(path).parent()
-        {
-            std::fs::create_dir_all(dir).map_err(|source| {
-                Failure::io("make a directory for the socket at", dir, &source)
-            })?;
-        }
-        let granted = self
-            .server
-            .listen(address)
-            .map_err(|source| Failure::listen("NBD", &flag_value(address), "--nbd", &source))?;
+        let granted = listener.place.clone();
+        self.server
+            .adopt_listener(listener)
+            .map_err(|error| Failure::internal(format!("cannot serve NBD: {error}")))?;
         self.note_address(flag_value(address), granted);
         Ok(())
     }
@@ -109,17 +129,9 @@ impl NbdFrontend {
     /// Whether all addresses can be had: what is wrong with one is to be said before anything is made.
     /// Blocks for as long as a server that was just killed may keep them.
     pub(crate) fn check_addresses(addresses: &[Listen]) -> Result<()> {
-        let until = Instant::now() + KILLED_SERVER_LEAVES_WITHIN;
         addresses.iter().try_for_each(|address| {
-            loop {
-                match check_place(address) {
-                    Err(error) if error.kind() == Io::AddrInUse && Instant::now() < until => {
-                        std::thread::sleep(ADDRESS_RETRY);
-                    }
-                    checked => break checked,
-                }
-            }
-            .map_err(|source| Failure::listen("NBD", &flag_value(address), "--nbd", &source))
+            let checked = retry_in_use(|| Ok(check_place(address)))?;
+            checked.map_err(|source| listen_error(address, &source))
         })
     }
 
@@ -155,6 +167,11 @@ impl NbdFrontend {
     /// The number of connections to a volume.
     pub(crate) fn connections(&self, volume: &str) -> usize {
         self.server.connections_to(volume)
+    }
+
+    /// It was decided what comes of a volume that was being opened: clients who wait for it look again.
+    pub(crate) fn wake_parked(&self, volume: &str) {
+        self.server.wake_parked(volume);
     }
 
     /// Closes the connections to an export that is no longer in [`OpenVolumes`].
@@ -212,6 +229,36 @@ impl NbdFrontend {
         let server = Arc::clone(&self.server);
         let ended = tokio::task::spawn_blocking(move || server.stop(DRAIN_TIMEOUT)).await;
         tracing::debug!(?ended, "NBD connections are closed");
+    }
+}
+
+/// Binds an address, whose directory is made if it is a path. The inner error is of the address.
+fn bind_address(address: &Listen) -> Result<std::io::Result<HandedListener>> {
+    if let Listen::Unix(path) = address
+        && let Some(dir) = absolute(path).parent()
+    {
+        std::fs::create_dir_all(dir)
+            .map_err(|source| Failure::io("make a directory for the socket at", dir, &source))?;
+    }
+    Ok(bind(address))
+}
+
+fn listen_error(address: &Listen, source: &std::io::Error) -> Failure {
+    Failure::listen("NBD", &flag_value(address), "--nbd", source)
+}
+
+/// Tries again while an address is in use, for as long as a server that was just killed may keep it.
+fn retry_in_use<T>(
+    mut attempt: impl FnMut() -> Result<std::io::Result<T>>,
+) -> Result<std::io::Result<T>> {
+    let until = Instant::now() + KILLED_SERVER_LEAVES_WITHIN;
+    loop {
+        match attempt()? {
+            Err(error) if error.kind() == Io::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(ADDRESS_RETRY);
+            }
+            ended => return Ok(ended),
+        }
     }
 }
 

@@ -3,17 +3,18 @@
 //! Reads its files once, at the start, and answers from memory after that: look-ups come on reactor
 //! threads. A client that is not listed must learn no more than that there is no such export.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nbd::codec::ExportEntry;
-use nbd::server::{ClientIdentity, Export, Exports, TlsConfig, TlsOptions};
+use nbd::server::{ClientIdentity, Export, ExportState, Exports, TlsConfig, TlsOptions};
 use volume::Volume;
 
 use crate::failure::{Failure, Result};
 use crate::frontends::nbd_keys;
-use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
+use crate::frontends::open_volumes::OpenVolumes;
+use crate::frontends::opening_volumes::OpeningVolumes;
 
 /// What the operator says about TLS over NBD.
 #[derive(Clone, Debug)]
@@ -116,47 +117,73 @@ impl AccessList {
     }
 }
 
-/// The open volumes, as far as a client may use them.
+/// The open volumes, and those that are being opened, as far as a client may use them.
 #[derive(Debug)]
 pub(crate) struct PermittedVolumes {
     pub(crate) volumes: Arc<OpenVolumes>,
+    pub(crate) opening: Arc<OpeningVolumes>,
     /// Without one every client may use every volume.
     pub(crate) access: Option<AccessList>,
 }
 
 impl PermittedVolumes {
-    fn of(&self, client: &ClientIdentity) -> impl Iterator<Item = Arc<OpenVolume>> {
-        let all = self.volumes.all().into_iter();
-        all.filter(|open| self.permits(client, &open.export.name))
-    }
-
     fn permits(&self, client: &ClientIdentity, volume: &str) -> bool {
         let access = self.access.as_ref();
         access.is_none_or(|access| access.permits(client, volume))
+    }
+
+    /// Those that a client may ask for.
+    fn names(&self, client: &ClientIdentity) -> BTreeSet<String> {
+        // In this order: one that is open now is found in one of the two.
+        let mut names = self.opening.names();
+        names.extend(self.volumes.names());
+        names.retain(|name| self.permits(client, name));
+        names
+    }
+
+    fn state(&self, name: &str, client: &ClientIdentity) -> ExportState<Arc<Export<Volume>>> {
+        if !self.permits(client, name) {
+            return ExportState::Absent;
+        }
+        // In this order, as above. One that is open may still be grown to the size that it is to have.
+        if self.opening.contains(name) {
+            return ExportState::Opening(name.to_owned());
+        }
+        let found = self.volumes.get(name);
+        found.map_or(ExportState::Absent, |open| {
+            ExportState::Open(Arc::clone(&open.export))
+        })
     }
 }
 
 impl Exports<Volume> for PermittedVolumes {
     /// The empty name finds the only volume there is for the client, if it is exactly one, so that it
     /// need not know the name.
-    fn find(&self, name: &str, client: &ClientIdentity) -> Option<Arc<Export<Volume>>> {
-        let found = if name.is_empty() {
-            let mut all = self.of(client);
-            all.next().filter(|_| all.next().is_none())
-        } else {
-            let found = self.volumes.get(name);
-            found.filter(|open| self.permits(client, &open.export.name))
-        };
-        found.map(|open| Arc::clone(&open.export))
+    fn find(&self, name: &str, client: &ClientIdentity) -> ExportState<Arc<Export<Volume>>> {
+        if !name.is_empty() {
+            return self.state(name, client);
+        }
+        let mut names = self.names(client).into_iter();
+        match (names.next(), names.next()) {
+            (Some(only), None) => self.state(&only, client),
+            _ => ExportState::Absent,
+        }
     }
 
     fn list(&self, client: &ClientIdentity) -> Vec<ExportEntry> {
-        self.of(client)
-            .map(|open| ExportEntry {
-                name: open.export.name.clone(),
-                description: open.export.description.clone(),
-            })
-            .collect()
+        let entry = |name: String| {
+            let open = self.volumes.get(&name);
+            let description = open.map(|open| open.export.description.clone());
+            ExportEntry {
+                name,
+                description: description.unwrap_or_else(|| "firn volume, being opened".to_owned()),
+            }
+        };
+        self.names(client).into_iter().map(entry).collect()
+    }
+
+    fn on_parked(&self, name: &str) {
+        self.opening.ask(name);
     }
 }
 
@@ -176,5 +203,48 @@ mod tests {
         assert!(!may(&["alice"], "any") && !may(&["bob"], "db") && !may(&[], "db"));
         assert!(!may(&["alice"], "*"));
         assert!(AccessList::parse("alice\n").unwrap_err().contains("line 1"));
+    }
+
+    /// What a client of this name finds, and what is listed to it.
+    fn found(volumes: &PermittedVolumes, client: &str, name: &str) -> (String, usize) {
+        let names = vec![client.to_owned()];
+        let client = ClientIdentity { names };
+        let state = match volumes.find(name, &client) {
+            ExportState::Open(_) => "open".to_owned(),
+            ExportState::Opening(own) => own,
+            ExportState::Absent => "absent".to_owned(),
+        };
+        (state, volumes.list(&client).len())
+    }
+
+    #[test]
+    fn a_volume_that_is_being_opened_is_there_for_those_who_may_use_it_alone() {
+        let volumes = PermittedVolumes {
+            volumes: Arc::default(),
+            opening: Arc::default(),
+            access: Some(AccessList::parse("alice db\nbackup *\n").unwrap()),
+        };
+        for name in ["db", "logs"] {
+            volumes.opening.add(name);
+        }
+        for (client, name, state, listed) in [
+            ("alice", "db", "db", 1),
+            // The only one for her, and one of two for the other.
+            ("alice", "", "db", 1),
+            ("alice", "logs", "absent", 1),
+            ("backup", "logs", "logs", 2),
+            ("backup", "", "absent", 2),
+            ("backup", "none", "absent", 2),
+            ("bob", "db", "absent", 0),
+        ] {
+            let expected = (state.to_owned(), listed);
+            assert_eq!(found(&volumes, client, name), expected, "{client} {name}");
+        }
+        volumes.on_parked("logs");
+        volumes.on_parked("none");
+        let asked = || volumes.opening.take_asked(|_| true);
+        assert_eq!((asked().as_deref(), asked()), (Some("logs"), None));
+        assert!(volumes.opening.remove("db") && !volumes.opening.remove("db"));
+        assert_eq!(found(&volumes, "alice", "db"), ("absent".to_owned(), 0));
     }
 }

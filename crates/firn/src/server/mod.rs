@@ -1,8 +1,8 @@
 //! Starts the server in order, and stops it in reverse.
 //!
 //! What can fail without touching anything starts first (addresses, the store's probe, unless the store
-//! is away and there is a log); then the lock on the cache directory, the local files, the record of this start, the engine, the
-//! volumes, the restored disks, and last the NBD listeners and the API's. When the server stops, it closes the listeners, uploads every volume and
+//! is away and there is a log); then the lock on the cache directory, the local files, NBD's sockets, the record of this start, the engine,
+//! NBD's clients, who wait for their volumes, the volumes, the restored disks, and last the API. When the server stops, it closes the listeners, uploads every volume and
 //! gives up its ownership. Volumes that are attached as disks keep theirs: the disks wait for the
 //! next server, which recovers them before it announces that it is ready.
 
@@ -10,6 +10,7 @@ mod api_listeners;
 mod blocking_threads;
 mod handover;
 mod messages;
+mod nbd_listeners;
 mod process;
 mod rescue_log;
 mod sandbox;
@@ -24,6 +25,7 @@ use volume::{Answer, Continuation, Host, OpenError};
 
 use self::api_listeners::ApiListeners;
 use self::handover::{IncomingCache, Outgoing, Passage, RetainedFiles};
+use self::nbd_listeners::NbdListeners;
 use self::service_manager::ServiceManager;
 use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::api;
@@ -56,6 +58,9 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a hand-over waits for a disk that is being restored.
 const REOPEN_STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a server that is told to stop while it opens volumes takes leave of clients.
+const EARLY_LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// They stay as good as for ever: a thread that ends gives its stack back.
 const BLOCKING_THREADS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -123,6 +128,7 @@ fn serve_at(
     let mut progress = messages::LogFillBar::default();
     let files = CacheDir::open_locked(settings, incoming.lock.take(), &mut progress)?;
     handover::step("locked")?;
+    let listeners = NbdListeners::bind(&settings.nbd, takes_over)?;
     let starts = StartRecord::begin(&files.path);
     let shared = Arc::clone(&store) as SharedStore;
     let passed_cache = incoming.cache.take();
@@ -146,7 +152,7 @@ fn serve_at(
         starts,
     )?);
     let server = (&engine, &control, api, manager);
-    let served = runtime.block_on(run(settings, server, gate, incoming, takes_over));
+    let served = runtime.block_on(run(settings, server, gate, incoming, listeners));
     let served = match served {
         Ok(Ending::Handover(outgoing, stop)) => {
             let _alive = manager.keep_alive(outgoing.timeout());
@@ -280,16 +286,18 @@ async fn run(
     server: Running<'_>,
     gate: Arc<Gate>,
     mut incoming: Incoming,
-    takes_over: bool,
+    listeners: NbdListeners,
 ) -> Result<Ending> {
     let (engine, control, api, manager) = server;
+    let takes_over = incoming.takes_over();
     let mut stop = process::StopSignal::new()?;
     let in_use = incoming.volumes_in_use();
-    let (volumes, report) = (&settings.volumes, &engine.report);
-    let initial = control.open_initial_volumes(volumes, report, in_use.as_ref());
+    let plan = control.plan_openings(&settings.volumes, &engine.report, in_use.as_ref());
+    // Clients find the volumes that are planned, and wait for them.
+    listeners.serve(&control.nbd)?;
     let not_opened = tokio::select! {
-        not_opened = initial => not_opened?,
-        () = stop.recv() => stop_at_once(control),
+        not_opened = control.open_initial_volumes(plan) => not_opened?,
+        () = stop.recv() => stop_at_once(control).await,
     };
     handover::step("opened")?;
     let lacks_memory = incoming.lacks_memory;
@@ -297,7 +305,7 @@ async fn run(
     control.keep_settings(&incoming.settings).await;
     let passed = std::mem::take(&mut incoming.settings);
     let alive = incoming.take_keep_alive();
-    let listeners = take_over(settings, control, api, incoming)?;
+    take_over(settings, control, api, incoming)?;
     if takes_over {
         handover::step("clients-served")?;
         control.begin_configured_cache_size(&passed);
@@ -313,7 +321,6 @@ async fn run(
         }
     };
     control.starts.end_start();
-    adopt_listeners(settings, control, listeners);
     drop(alive);
     let reopen = ReopenTask::start(control, waiting, takes_over);
     let health = tokio::spawn({
@@ -343,11 +350,15 @@ async fn run(
     served
 }
 
-/// Ends the process while it opens volumes, as a signal does before that.
-fn stop_at_once(control: &ControlPlane) -> ! {
+/// Ends the process while it opens volumes, as a signal does before that. Clients who are there by then hear of it; volumes stay
+/// as they are.
+async fn stop_at_once(control: &ControlPlane) -> ! {
     control.starts.end_start();
+    let _ = tokio::time::timeout(EARLY_LEAVE_TIMEOUT, control.nbd.stop()).await;
     log_lines::stop();
-    eprintln!("firn: stopped before it served; what is not in the store stays in the log");
+    eprintln!(
+        "firn: stopped before all volumes were open; what is not in the store stays in the log"
+    );
     std::process::exit(0)
 }
 
@@ -413,22 +424,24 @@ async fn serve_clients(
 type PassedListeners = Vec<(String, HandedListener)>;
 
 /// Listens where nobody does yet, and goes on with the clients of the program before, who wait until here.
-/// From here on there is no way back to it. Returns its listeners, to which whoever connects anew waits for longer.
+/// From here on there is no way back to it. Whoever connects anew is accepted, too, and waits for a volume that is not open yet.
 fn take_over(
     settings: &Settings,
     control: &Arc<ControlPlane>,
     api: &ApiListeners,
     mut incoming: Incoming,
-) -> Result<PassedListeners> {
-    let wanted = settings.nbd.iter().map(flag_value);
-    for (address, wanted) in settings.nbd.iter().zip(wanted) {
-        if !incoming.listens_at(&wanted) {
+) -> Result<()> {
+    // A plain start listens at all of them already.
+    let addresses = settings.nbd.iter().filter(|_| incoming.takes_over());
+    for address in addresses {
+        if !incoming.listens_at(&flag_value(address)) {
             control.listen(std::slice::from_ref(address))?;
         }
     }
     let clients = incoming.commit();
     api.commit();
     control.adopt_connections(clients.connections);
+    adopt_listeners(settings, control, clients.listeners);
     handover::step("adopted")?;
     if incoming.number > 0 {
         let returned = incoming.returned.as_deref();
@@ -443,7 +456,7 @@ fn take_over(
             .on_taken_over(incoming.number, &incoming.program, returned);
         handover::end_pause();
     }
-    Ok(clients.listeners)
+    Ok(())
 }
 
 /// Ends this program if the log cannot take its session: it could store nothing. The next start serves what a poisoned log has.
@@ -458,7 +471,7 @@ async fn end_without_session(recorded: Answer<std::result::Result<(), OpenError>
     }
 }
 
-/// Accepts new clients where the program before listened: all volumes are open, or their opening is retried.
+/// Accepts new clients where the program before listened.
 fn adopt_listeners(settings: &Settings, control: &ControlPlane, listeners: PassedListeners) {
     let mut wanted: Vec<String> = settings.nbd.iter().map(flag_value).collect();
     for (at, listener) in listeners {

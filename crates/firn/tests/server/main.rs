@@ -17,6 +17,7 @@ mod clone_owners;
 mod clones;
 mod command_line;
 mod deleted_volumes;
+mod early_clients;
 mod foreign_clients;
 mod full_disk;
 mod gc;

@@ -369,17 +369,61 @@ fn clients_are_served_before_volumes_that_nobody_uses_are_opened() {
     assert_eq!(client.read(0, BLOCK).unwrap(), [1; BLOCK]);
     client.write(0, &[2; BLOCK]).unwrap();
     assert!(text().contains("put_off=1"), "{}", text());
-    // Whoever connects now waits.
-    let mut other = UnixStream::connect(&server.socket).unwrap();
-    other
-        .set_read_timeout(Some(Duration::from_millis(100)))
-        .unwrap();
-    let greeted = other.read(&mut [0; 18]).map_err(|error| error.kind());
-    assert_eq!(greeted, Err(std::io::ErrorKind::WouldBlock));
+    // Whoever connects now is served, too, or waits for a volume that is not open.
+    assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), [2; BLOCK]);
+    let refused = nbd::Client::connect(&server.socket, "none").map(drop);
+    assert!(refused.unwrap_err().to_string().contains("refused"));
+    let socket = server.socket.clone();
+    let waiting = std::thread::spawn(move || nbd::Client::connect(&socket, "unused").map(drop));
+    assert_eq!(client.read(0, BLOCK).unwrap(), [2; BLOCK]);
+    assert!(!waiting.is_finished(), "nobody has opened it");
     server.kill();
     let server = serve(&world, &unused, None);
     assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), [2; BLOCK]);
     assert_eq!(server.connect("unused").read(0, BLOCK).unwrap(), [0; BLOCK]);
+    assert!(waiting.join().unwrap().is_err(), "its server was killed");
+}
+
+#[test]
+fn clients_that_connect_in_an_upgrade_wait_for_volumes_that_are_opened_from_the_store() {
+    let world = World::new();
+    let server = serve(&world, &["--volume", "unused=8MiB"], None);
+    let mut client = server.connect("demo");
+    client.write(0, &block(1, 1)).unwrap();
+    world.expect_success(&server, &["snapshot", "create", "demo@one"]);
+    world.expect_success(&server, &["attach", "demo@one", "--transport", "nbd"]);
+    client.write(0, &block(1, 2)).unwrap();
+    let stop = AtomicBool::new(false);
+    let served = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for volume in ["demo", "demo@one"] {
+            let (server, stop, served) = (&server, &stop, &served);
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    // A connection in its handshake ends with an upgrade; none is refused.
+                    let found = nbd::Client::connect(&server.socket, volume);
+                    let refused = found.as_ref().err().map(ToString::to_string);
+                    let refused = refused.filter(|why| why.contains("refused with 0x80000006"));
+                    assert_eq!(refused, None, "{volume}");
+                    if found.is_ok_and(|found| found.size == 64 << 20) {
+                        served.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+        for _ in 0..3 {
+            let before = served.load(Ordering::SeqCst);
+            world.expect_success(&server, &["upgrade"]);
+            eventually("clients are served behind it", || {
+                served.load(Ordering::SeqCst) > before + 10
+            });
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    for (volume, expected) in [("demo", 2), ("demo@one", 1)] {
+        let found = server.connect(volume).read(0, BLOCK).unwrap();
+        assert_eq!(found, block(1, expected));
+    }
 }
 
 /// Children of a process, ended or not.

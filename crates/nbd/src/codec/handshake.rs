@@ -2,11 +2,15 @@
 //!
 //! One option is taken at a time and its whole answer is appended to the caller's buffer before
 //! the next is looked at, so a client that asks without reading makes no queue grow: the caller
-//! sends what it has before it feeds more.
+//! sends what it has before it feeds more. An option that names an export which is being opened is kept
+//! without an answer: the handshake is parked.
 
-use super::directory::Directory;
+use super::directory::{Directory, ExportState, Opening};
 use super::meta::ContextSet;
-use super::options::{info, list, list_contexts, refuse, reply, select_contexts, u32_at, u64_at};
+use super::options::{
+    UNKNOWN_EXPORT, UNOPENED_EXPORT, info, list, list_contexts, refuse, reply, select_contexts,
+    u32_at, u64_at,
+};
 use super::reply::{Headers, Session};
 use super::{NAME_BYTES_MAX, wire};
 
@@ -27,6 +31,10 @@ pub enum Progress<E> {
     /// Send what was answered, then take the handshake of TLS, beginning with what was not
     /// consumed; feed what comes out of it.
     StartTls,
+    /// The export that is asked for is being opened, and this is its own name. Nothing is answered: call
+    /// [`Handshake::receive`] again when that may have changed, which consumes nothing before it is decided, or end
+    /// the wait by [`Handshake::give_up`].
+    Park(String),
     /// Send what was answered, then close.
     Close(CloseReason),
 }
@@ -54,6 +62,9 @@ pub enum CloseReason {
     /// EXPORT_NAME asked for an export that does not exist, and knows no error reply.
     #[error("no such export, and the option used has no error reply")]
     UnknownExport,
+    /// EXPORT_NAME asked for an export that was not open in time, and knows no error reply.
+    #[error("the export is not open yet, and the option used has no error reply")]
+    UnopenedExport,
     /// EXPORT_NAME after extended headers, which know GO alone.
     #[error("EXPORT_NAME after extended headers were agreed on")]
     ExtendedNeedsGo,
@@ -65,12 +76,51 @@ pub enum CloseReason {
     NotFixed(u32),
 }
 
+/// Why a parked handshake gets an answer without its export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkEnd {
+    /// It has waited for as long as it may.
+    Late,
+    /// As many wait as may.
+    Crowded,
+    /// The server ends, or gives its place to another.
+    Stopping,
+}
+
+impl ParkEnd {
+    fn refusal(self) -> (u32, &'static str) {
+        match self {
+            ParkEnd::Late => (
+                wire::REP_ERR_UNKNOWN,
+                "the export is still being opened; try again later",
+            ),
+            ParkEnd::Crowded => (
+                wire::REP_ERR_UNKNOWN,
+                "too many clients wait for exports that are being opened; try again later",
+            ),
+            ParkEnd::Stopping => (
+                wire::REP_ERR_SHUTDOWN,
+                "the server ends before the export is open",
+            ),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum State {
     ClientFlags,
     OptionHeader,
-    OptionData { option: u32, length: u32 },
-    Skip { left: u32 },
+    OptionData {
+        option: u32,
+        length: u32,
+    },
+    /// `partial` has the option's data.
+    Parked {
+        option: u32,
+    },
+    Skip {
+        left: u32,
+    },
     Ended(Option<CloseReason>),
 }
 
@@ -183,9 +233,10 @@ impl Handshake {
                     if !self.gather(rest, length as usize, &mut consumed) {
                         return (consumed, Progress::NeedMore);
                     }
-                    let data = std::mem::take(&mut self.partial);
-                    self.state = State::OptionHeader;
-                    return (consumed, self.option(option, &data, directory, out));
+                    return (consumed, self.take_option(option, directory, out));
+                }
+                State::Parked { option } => {
+                    return (consumed, self.take_option(option, directory, out));
                 }
             }
         }
@@ -246,41 +297,87 @@ impl Handshake {
         None
     }
 
+    /// Whether an option waits for its export.
+    pub fn is_parked(&self) -> bool {
+        matches!(self.state, State::Parked { .. })
+    }
+
+    /// Answers the option that waits, if there is one, without its export. The reason if the session ends with it.
+    pub fn give_up(&mut self, why: ParkEnd, out: &mut Vec<u8>) -> Option<CloseReason> {
+        let State::Parked { option } = self.state else {
+            return None;
+        };
+        self.partial.clear();
+        if option == wire::OPT_EXPORT_NAME {
+            let reason = CloseReason::UnopenedExport;
+            self.state = State::Ended(Some(reason));
+            return Some(reason);
+        }
+        self.state = State::OptionHeader;
+        let (error, why) = why.refusal();
+        refuse(out, option, error, why);
+        None
+    }
+
+    /// Answers an option whose data is in `partial`, or parks it.
+    fn take_option<D: Directory>(
+        &mut self,
+        option: u32,
+        directory: &D,
+        out: &mut Vec<u8>,
+    ) -> Progress<D::Export> {
+        let absent = match self.is_parked() {
+            true => UNOPENED_EXPORT,
+            false => UNKNOWN_EXPORT,
+        };
+        let data = std::mem::take(&mut self.partial);
+        self.state = State::OptionHeader;
+        match self.option(option, &data, (directory, absent), out) {
+            Ok(progress) => progress,
+            Err(Opening(name)) => {
+                self.partial = data;
+                self.state = State::Parked { option };
+                Progress::Park(name)
+            }
+        }
+    }
+
+    /// Answers an option. Where the export is being opened nothing is answered and nothing agreed on.
     fn option<D: Directory>(
         &mut self,
         option: u32,
         data: &[u8],
-        directory: &D,
+        directory: (&D, &str),
         out: &mut Vec<u8>,
-    ) -> Progress<D::Export> {
+    ) -> Result<Progress<D::Export>, Opening> {
         let without_tls = matches!(option, wire::OPT_ABORT | wire::OPT_STARTTLS);
         if self.tls == Tls::Required && !without_tls {
             if option == wire::OPT_EXPORT_NAME {
-                return self.end(CloseReason::TlsRequired);
+                return Ok(self.end(CloseReason::TlsRequired));
             }
             let why = "this server requires TLS: begin with STARTTLS";
             refuse(out, option, wire::REP_ERR_TLS_REQD, why);
-            return Progress::NeedMore;
+            return Ok(Progress::NeedMore);
         }
         match option {
-            wire::OPT_EXPORT_NAME => return self.export_name(data, directory, out),
+            wire::OPT_EXPORT_NAME => return self.export_name(data, directory.0, out),
             wire::OPT_ABORT => {
                 reply(out, option, wire::REP_ACK, &[]);
-                return self.end(CloseReason::Aborted);
+                return Ok(self.end(CloseReason::Aborted));
             }
-            wire::OPT_STARTTLS => return self.start_tls(data, out),
-            wire::OPT_LIST => list(data, directory, out),
+            wire::OPT_STARTTLS => return Ok(self.start_tls(data, out)),
+            wire::OPT_LIST => list(data, directory.0, out),
             wire::OPT_INFO | wire::OPT_GO => {
-                let found = info(option, data, directory, self.headers, out);
+                let found = info(option, data, directory, self.headers, out)?;
                 if let Some((export, name)) = found
                     && option == wire::OPT_GO
                 {
-                    return self.transmission(export, name);
+                    return Ok(self.transmission(export, name));
                 }
             }
             wire::OPT_STRUCTURED_REPLY => self.structured_reply(data, out),
             wire::OPT_EXTENDED_HEADERS => self.extended_headers(data, out),
-            wire::OPT_LIST_META_CONTEXT => list_contexts(data, directory, out),
+            wire::OPT_LIST_META_CONTEXT => list_contexts(data, directory, out)?,
             wire::OPT_SET_META_CONTEXT => {
                 // Whatever comes of it, an earlier selection no longer holds.
                 self.contexts = None;
@@ -288,12 +385,12 @@ impl Handshake {
                     let why = "metadata contexts need structured replies or extended headers";
                     refuse(out, option, wire::REP_ERR_INVALID, why);
                 } else {
-                    self.contexts = select_contexts(data, directory, out);
+                    self.contexts = select_contexts(data, directory, out)?;
                 }
             }
             _ => refuse(out, option, wire::REP_ERR_UNSUP, "option is not supported"),
         }
-        Progress::NeedMore
+        Ok(Progress::NeedMore)
     }
 
     fn transmission<E>(&mut self, export: E, name: &str) -> Progress<E> {
@@ -362,23 +459,27 @@ impl Handshake {
         data: &[u8],
         directory: &D,
         out: &mut Vec<u8>,
-    ) -> Progress<D::Export> {
+    ) -> Result<Progress<D::Export>, Opening> {
         if self.headers == Headers::Extended {
-            return self.end(CloseReason::ExtendedNeedsGo);
+            return Ok(self.end(CloseReason::ExtendedNeedsGo));
         }
-        let found = (data.len() <= NAME_BYTES_MAX)
+        let name = (data.len() <= NAME_BYTES_MAX)
             .then(|| std::str::from_utf8(data).ok())
-            .flatten()
-            .and_then(|name| Some((directory.find(name)?, name)));
-        let Some(((export, info), name)) = found else {
-            return self.end(CloseReason::UnknownExport);
+            .flatten();
+        let found = name.map(|name| (directory.find(name), name));
+        let (export, info, name) = match found {
+            Some((ExportState::Open((export, info)), name)) => (export, info, name),
+            Some((ExportState::Opening(name), _)) => return Err(Opening(name)),
+            Some((ExportState::Absent, _)) | None => {
+                return Ok(self.end(CloseReason::UnknownExport));
+            }
         };
         out.extend_from_slice(&info.geometry.bytes.to_be_bytes());
         out.extend_from_slice(&info.flags(self.headers).to_be_bytes());
         if !self.no_zeroes {
             out.extend_from_slice(&[0; 124]);
         }
-        self.transmission(export, name)
+        Ok(self.transmission(export, name))
     }
 }
 

@@ -5,13 +5,18 @@ use super::super::{ExportEntry, ExportInfo, clip};
 use super::*;
 use blkmq::io::Geometry;
 
+#[path = "parked_tests.rs"]
+mod parked;
+
 struct Disks(Vec<ExportInfo>);
 
 impl Directory for Disks {
     type Export = String;
-    fn find(&self, name: &str) -> Option<(String, ExportInfo)> {
-        let info = self.0.iter().find(|info| info.name == name)?;
-        Some((info.name.clone(), info.clone()))
+    fn find(&self, name: &str) -> ExportState<(String, ExportInfo)> {
+        let found = self.0.iter().find(|info| info.name == name);
+        found.map_or(ExportState::Absent, |info| {
+            ExportState::Open((info.name.clone(), info.clone()))
+        })
     }
     fn list(&self) -> Vec<ExportEntry> {
         let line = |i: &ExportInfo| ExportEntry {

@@ -15,9 +15,9 @@ mod reply;
 mod request;
 pub mod wire;
 
-pub use directory::{Directory, ExportEntry};
+pub use directory::{Directory, ExportEntry, ExportState};
 pub use handed::{ConnectionState, ExportMismatch, HandedError};
-pub use handshake::{CloseReason, Handshake, Progress, Tls};
+pub use handshake::{CloseReason, Handshake, ParkEnd, Progress, Tls};
 pub use meta::{ContextSet, MetaContext};
 pub use reply::{Headers, Position, ReplyTo, SIMPLE_REPLY_BYTES, Session, simple_reply};
 pub use request::{Command, Decoder, Event, Limits, Refusal, Request, Violation};

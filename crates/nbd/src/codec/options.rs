@@ -3,10 +3,15 @@
 //! Each takes an option's whole data, appends its whole answer, and keeps nothing: what an option
 //! changes in the session is the handshake's to remember.
 
-use super::directory::Directory;
+use super::directory::{Directory, ExportState, Opening};
 use super::meta::ContextSet;
 use super::reply::Headers;
 use super::{NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, clip, wire};
+
+/// Why an export is refused that there is not.
+pub(super) const UNKNOWN_EXPORT: &str = "no export of this name";
+/// Why one is refused that was being opened when it was asked for.
+pub(super) const UNOPENED_EXPORT: &str = "the export could not be opened; its server says why";
 
 pub(super) fn list<D: Directory>(data: &[u8], directory: &D, out: &mut Vec<u8>) {
     if !data.is_empty() {
@@ -29,24 +34,29 @@ pub(super) fn list<D: Directory>(data: &[u8], directory: &D, out: &mut Vec<u8>) 
     reply(out, wire::OPT_LIST, wire::REP_ACK, &[]);
 }
 
-/// Answers INFO and GO; the export where everything was right, and the name it was asked for by.
+/// Answers INFO and GO; the export where everything was right, and the name it was asked for by. `absent` says
+/// why there is none.
 pub(super) fn info<'d, D: Directory>(
     option: u32,
     data: &'d [u8],
-    directory: &D,
+    (directory, absent): (&D, &str),
     headers: Headers,
     out: &mut Vec<u8>,
-) -> Option<(D::Export, &'d str)> {
+) -> Result<Option<(D::Export, &'d str)>, Opening> {
     let (name, wanted) = match info_request(data) {
         Ok(parsed) => parsed,
         Err((error, why)) => {
             refuse(out, option, error, why);
-            return None;
+            return Ok(None);
         }
     };
-    let Some((export, info)) = directory.find(name) else {
-        refuse(out, option, wire::REP_ERR_UNKNOWN, "no export of this name");
-        return None;
+    let (export, info) = match directory.find(name) {
+        ExportState::Open(found) => found,
+        ExportState::Opening(name) => return Err(Opening(name)),
+        ExportState::Absent => {
+            refuse(out, option, wire::REP_ERR_UNKNOWN, absent);
+            return Ok(None);
+        }
     };
     let mut fact = |kind: u16, value: &[u8]| {
         let mut body = Vec::with_capacity(2 + value.len());
@@ -72,7 +82,7 @@ pub(super) fn info<'d, D: Directory>(
     blocks[8..].copy_from_slice(&PAYLOAD_BYTES_MAX.to_be_bytes());
     fact(wire::INFO_BLOCK_SIZE, &blocks);
     reply(out, option, wire::REP_ACK, &[]);
-    Some((export, name))
+    Ok(Some((export, name)))
 }
 
 /// Name length u32, name, count u16, count times u16; nothing before, between or after.
@@ -100,24 +110,31 @@ fn info_request(data: &[u8]) -> Result<(&str, &[u8]), (u32, &'static str)> {
 }
 
 /// Answers LIST_META_CONTEXT.
-pub(super) fn list_contexts<D: Directory>(data: &[u8], directory: &D, out: &mut Vec<u8>) {
+pub(super) fn list_contexts<D: Directory>(
+    data: &[u8],
+    directory: (&D, &str),
+    out: &mut Vec<u8>,
+) -> Result<(), Opening> {
     let option = wire::OPT_LIST_META_CONTEXT;
-    if let Some((_, queries)) = context_request(option, data, directory, out) {
+    if let Some((_, queries)) = context_request(option, data, directory, out)? {
         encode_contexts(option, ContextSet::listed_by(&queries), out);
     }
+    Ok(())
 }
 
 /// Answers SET_META_CONTEXT; what is selected, and for which export.
 pub(super) fn select_contexts<D: Directory>(
     data: &[u8],
-    directory: &D,
+    directory: (&D, &str),
     out: &mut Vec<u8>,
-) -> Option<(String, ContextSet)> {
+) -> Result<Option<(String, ContextSet)>, Opening> {
     let option = wire::OPT_SET_META_CONTEXT;
-    let (name, queries) = context_request(option, data, directory, out)?;
+    let Some((name, queries)) = context_request(option, data, directory, out)? else {
+        return Ok(None);
+    };
     let selected = ContextSet::selected_by(&queries);
     encode_contexts(option, selected, out);
-    Some((name.to_owned(), selected))
+    Ok(Some((name.to_owned(), selected)))
 }
 
 fn encode_contexts(option: u32, contexts: ContextSet, out: &mut Vec<u8>) {
@@ -133,19 +150,22 @@ fn encode_contexts(option: u32, contexts: ContextSet, out: &mut Vec<u8>) {
 fn context_request<'d, D: Directory>(
     option: u32,
     data: &'d [u8],
-    directory: &D,
+    (directory, absent): (&D, &str),
     out: &mut Vec<u8>,
-) -> Option<(&'d str, Vec<&'d str>)> {
+) -> Result<Option<(&'d str, Vec<&'d str>)>, Opening> {
     let Some((name, queries)) = parse_context_request(data) else {
         let why = "option data is not an export's name and queries";
         refuse(out, option, wire::REP_ERR_INVALID, why);
-        return None;
+        return Ok(None);
     };
-    if directory.find(name).is_none() {
-        refuse(out, option, wire::REP_ERR_UNKNOWN, "no export of this name");
-        return None;
+    match directory.find(name) {
+        ExportState::Open(_) => Ok(Some((name, queries))),
+        ExportState::Opening(name) => Err(Opening(name)),
+        ExportState::Absent => {
+            refuse(out, option, wire::REP_ERR_UNKNOWN, absent);
+            Ok(None)
+        }
     }
-    Some((name, queries))
 }
 
 /// Name, count u32, count times a query; a string is its length u32 and its bytes.

@@ -65,6 +65,8 @@ pub const REP_ERR_INVALID: u32 = (1 << 31) + 3;
 pub const REP_ERR_TLS_REQD: u32 = (1 << 31) + 5;
 /// Option reply: no such export.
 pub const REP_ERR_UNKNOWN: u32 = (1 << 31) + 6;
+/// Option reply: the server is about to end.
+pub const REP_ERR_SHUTDOWN: u32 = (1 << 31) + 7;
 /// Option reply: the option's data is too large.
 pub const REP_ERR_TOO_BIG: u32 = (1 << 31) + 9;
 /// Option reply: extended headers are in use, and there is no way back.

@@ -5,7 +5,8 @@
 //! in two steps: *draining* (no new requests, what is outstanding is answered) and *cut* (the socket is shut,
 //! parked requests end, and the connection detaches once no bytes move for it any more). A client that
 //! breaks the protocol is drained: its earlier requests are answered, then it is closed. `handover` has the
-//! other way to leave: the connection is drained and goes on elsewhere.
+//! other way to leave: the connection is drained and goes on elsewhere; `parking` how a handshake waits for an
+//! export that is being opened.
 //!
 //! Back-pressure: nothing is received while the client has as many requests or payload bytes
 //! outstanding as it may; a reply counts until the socket has taken it. Meanwhile the peer's end
@@ -13,6 +14,7 @@
 
 mod handover;
 mod opening;
+mod parking;
 
 use std::fmt;
 use std::io;
@@ -23,6 +25,7 @@ use blkmq::io::Backend;
 use reactor::{Buf, Completion, Cx, FileIndex, Op, OpId, Source, Token};
 use serve::RequestEngine;
 
+use self::parking::Parking;
 use super::Shared;
 use super::export::Export;
 use super::intake::{Intake, PayloadState};
@@ -31,7 +34,9 @@ use super::registry::{Membership, Wakers};
 use super::tls::ClientIdentity;
 use super::token;
 use super::transport::{ConnectionCx, EndedRequests, PendingRequest, weight};
-use crate::codec::{ConnectionState, Decoder, Event, Handshake, Refusal, Request, Violation, wire};
+use crate::codec::{
+    ConnectionState, Decoder, Event, Handshake, ParkEnd, Refusal, Request, Violation, wire,
+};
 
 /// Keys of a connection's wakers.
 const KEY_RUN: u64 = 0;
@@ -40,6 +45,7 @@ pub(super) const KEY_DRAIN: u64 = 2;
 pub(super) const KEY_CUT: u64 = 3;
 const KEY_GIVE: u64 = 4;
 const KEY_KEEP: u64 = 5;
+const KEY_DECIDED: u64 = 6;
 
 /// The request engine of one connection. Each connection has a hardware queue of its own. So a
 /// connection that ends takes exactly its own tags and parked requests with it, its depth is the
@@ -95,6 +101,7 @@ pub(super) struct Connection<B: Backend> {
     /// Requests and bytes from header to sent reply.
     outstanding: Weight,
     handshake_timer: Option<OpId>,
+    parking: Parking,
     hangup_watched: bool,
     ticking: bool,
     /// Who the client is, once it is known.
@@ -114,6 +121,7 @@ impl<B: Backend> Connection<B> {
             keep: cx.waker(KEY_KEEP),
             drain: cx.waker(KEY_DRAIN),
             cut: cx.waker(KEY_CUT),
+            decided: cx.waker(KEY_DECIDED),
         });
         // One that comes while all are given away is closed before a byte of it is taken.
         let ending = match membership.is_late() {
@@ -134,6 +142,7 @@ impl<B: Backend> Connection<B> {
             outbox: Outbox::default(),
             outstanding: Weight::default(),
             handshake_timer: None,
+            parking: Parking::default(),
             hangup_watched: false,
             ticking: false,
             shared,
@@ -394,10 +403,13 @@ impl<B: Backend> Source for Connection<B> {
             }
             (token::PAYLOAD_BUFFER, Completion::Buffer(buf)) => self.intake.on_payload_buffer(buf),
             (token::SEND, Completion::Send(_, result)) => self.on_sent(cx, result.is_ok()),
-            (token::HANDSHAKE_TIMER, Completion::Timeout(Ok(()))) => {
+            (token::HANDSHAKE_TIMER, Completion::Timeout(Ok(())))
+                if self.handshake_timer.take().is_some() =>
+            {
                 tracing::debug!("client does not finish its handshake");
                 self.cut(cx);
             }
+            (token::PARK_TIMER, Completion::Timeout(Ok(()))) => self.on_park_timer(cx),
             (token::HANGUP, Completion::Poll(result)) => {
                 self.hangup_watched = false;
                 // A receive in flight reports the end, after the bytes before it.
@@ -424,7 +436,11 @@ impl<B: Backend> Source for Connection<B> {
                 return self.finish_call(cx);
             }
             KEY_ENGINE_READY => self.on_engine_ready(cx),
-            KEY_DRAIN => self.drain(),
+            KEY_DRAIN => {
+                self.give_up_parking(cx, ParkEnd::Stopping);
+                self.drain();
+            }
+            KEY_DECIDED => self.on_export_decided(),
             KEY_GIVE => self.begin_handover(cx),
             KEY_KEEP => self.keep(),
             KEY_CUT => self.cut(cx),

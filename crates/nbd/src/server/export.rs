@@ -9,7 +9,7 @@ use serve::BackendFile;
 use serve::latency::Latencies;
 
 use super::tls::ClientIdentity;
-use crate::codec::{Directory, ExportEntry, ExportInfo};
+use crate::codec::{Directory, ExportEntry, ExportInfo, ExportState};
 
 /// One block device that clients may connect to, over as many connections as they like.
 pub struct Export<B: Backend> {
@@ -48,11 +48,15 @@ impl<B: Backend> fmt::Debug for Export<B> {
 /// Where exports are found. Called on reactor threads: answers from memory, never waits.
 pub trait Exports<B: Backend>: Send + Sync + 'static {
     /// The export of this name, if this client may use it. The empty name asks for the default one,
-    /// if there is one.
-    fn find(&self, name: &str, client: &ClientIdentity) -> Option<Arc<Export<B>>>;
+    /// if there is one. Where it is being opened, whoever decides what comes of that calls
+    /// [`super::Server::wake_parked`] with its own name, after this says something else.
+    fn find(&self, name: &str, client: &ClientIdentity) -> ExportState<Arc<Export<B>>>;
 
-    /// The exports that are listed to this client.
+    /// The exports that are listed to this client: those that it may ask for.
     fn list(&self, client: &ClientIdentity) -> Vec<ExportEntry>;
+
+    /// A client begins to wait for an export that is being opened.
+    fn on_parked(&self, _name: &str) {}
 }
 
 /// The codec's view of the exports: what this client may use of them.
@@ -64,10 +68,12 @@ pub(super) struct Lookup<'a, B: Backend> {
 impl<B: Backend> Directory for Lookup<'_, B> {
     type Export = Arc<Export<B>>;
 
-    fn find(&self, name: &str) -> Option<(Arc<Export<B>>, ExportInfo)> {
-        let export = self.exports.find(name, self.client)?;
-        let info = export.info();
-        Some((export, info))
+    fn find(&self, name: &str) -> ExportState<(Arc<Export<B>>, ExportInfo)> {
+        let found = self.exports.find(name, self.client);
+        found.map(|export| {
+            let info = export.info();
+            (export, info)
+        })
     }
 
     fn list(&self) -> Vec<ExportEntry> {

@@ -5,7 +5,6 @@
 //! none of the sockets any more, and only then may another begin. A server that is called off adopts
 //! what it gave away itself. Nothing here knows how the parts reach another process.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -14,23 +13,14 @@ use blkmq::io::Backend;
 use super::conn::Connection;
 use super::handed::HandedConnection;
 use super::intake::Intake;
-use super::listen::Listen;
+use super::listen::HandedListener;
 use super::registry::Scope;
 use super::tls::ClientIdentity;
 use super::{DrainReport, Server};
-use crate::codec::ExportMismatch;
+use crate::codec::{ExportMismatch, ExportState};
 
 /// How long connections that cannot go on elsewhere may take to end, while all others wait.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
-
-/// A listening socket at which nobody accepts. Clients wait in its queue meanwhile.
-#[derive(Debug)]
-pub struct HandedListener {
-    /// The place as it was granted.
-    pub place: Listen,
-    /// The socket. It may be shared, but not used, by the one that gave it away.
-    pub socket: Arc<OwnedFd>,
-}
 
 /// What a server gave away.
 #[derive(Debug, Default)]
@@ -50,7 +40,7 @@ pub struct Handover {
 /// Why a connection or a listener was not adopted. It is closed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
-    /// There is no export of that name, or not for clients who showed no certificate.
+    /// There is no open export of that name, or not for clients who showed no certificate.
     #[error("adopting a connection to export \"{0}\": there is none of that name for it")]
     NoExport(String),
     /// The export is not what the client knows.
@@ -198,13 +188,10 @@ impl<B: Backend> Server<B> {
         let state = &connection.state;
         let name = state.export.clone();
         // Only connections without TLS are given away, so the client has shown no certificate.
-        let found = self
-            .shared
-            .exports
-            .find(&name, &ClientIdentity::default())
-            .filter(|export| !name.is_empty() && export.name == name);
-        let Some(export) = found else {
-            return Err(AdoptError::NoExport(name));
+        let found = self.shared.exports.find(&name, &ClientIdentity::default());
+        let export = match found {
+            ExportState::Open(export) if !name.is_empty() && export.name == name => export,
+            _ => return Err(AdoptError::NoExport(name)),
         };
         if let Err(unfit) = state.check_fits(&export.info()) {
             return Err(AdoptError::Unfit(name, unfit));

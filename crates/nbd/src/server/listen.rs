@@ -33,6 +33,15 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
+/// A listening socket at which nobody accepts. Clients wait in its queue meanwhile.
+#[derive(Debug)]
+pub struct HandedListener {
+    /// The place as it was granted.
+    pub place: Listen,
+    /// The socket. It may be shared, but not used, by the one that gave it away.
+    pub socket: Arc<OwnedFd>,
+}
+
 /// A text that names no place to listen at.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot listen at \"{0}\": give unix:PATH, ADDRESS:PORT or PORT (on 127.0.0.1)")]
@@ -67,19 +76,26 @@ impl fmt::Display for Listen {
     }
 }
 
-/// Binds the socket; the place as it was granted (a port of 0 becomes a real one).
-pub(super) fn bind(listen: &Listen) -> io::Result<(OwnedFd, Listen)> {
-    match listen {
+/// Binds a socket at which nobody accepts yet, at the place as it was granted (a port of 0 becomes a real one). Whoever
+/// connects waits in its queue until a server adopts it.
+///
+/// # Errors
+/// Why the place cannot be had.
+pub fn bind(listen: &Listen) -> io::Result<HandedListener> {
+    blkmq::may_block("binding a socket");
+    let (socket, place) = match listen {
         Listen::Tcp(address) => {
             let listener = TcpListener::bind(address)?;
             let granted = Listen::Tcp(listener.local_addr()?);
-            Ok((listener.into(), granted))
+            (listener.into(), granted)
         }
         Listen::Unix(path) => {
             remove_stale(path)?;
-            Ok((UnixListener::bind(path)?.into(), listen.clone()))
+            (UnixListener::bind(path)?.into(), listen.clone())
         }
-    }
+    };
+    let socket = Arc::new(socket);
+    Ok(HandedListener { place, socket })
 }
 
 /// Whether a place can be listened at now. Nothing is left there.
@@ -234,7 +250,7 @@ mod tests {
     fn a_stale_socket_is_replaced_and_a_live_one_and_other_files_are_left() {
         let dir = tempfile::tempdir().unwrap();
         let place = Listen::Unix(dir.path().join("socket"));
-        let (first, _) = bind(&place).unwrap();
+        let first = bind(&place).unwrap();
         assert_eq!(bind(&place).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(first);
         assert!(bind(&place).is_ok());

@@ -13,6 +13,7 @@ mod handover;
 mod intake;
 mod listen;
 mod outbox;
+mod parked;
 mod registry;
 mod tls;
 #[cfg(any(test, fuzzing))]
@@ -34,14 +35,15 @@ use reactor::Handle;
 
 pub use export::{Export, Exports};
 pub use handed::HandedConnection;
-pub use handover::{AdoptError, HandedListener, Handover, HandoverRefused};
-pub use listen::{Listen, ListenError, check_place};
+pub use handover::{AdoptError, Handover, HandoverRefused};
+pub use listen::{HandedListener, Listen, ListenError, bind, check_place};
 pub use serve::{BackendFile, latency};
 pub use tls::{
     ClientIdentity, TlsConfig, TlsError, TlsOptions, TlsProvider, TlsSession, TlsStreamError,
     bytes_for_one_send, encrypt_front,
 };
 
+pub use crate::codec::ExportState;
 use crate::codec::Tls;
 use control::Control;
 use registry::{Registry, Scope};
@@ -60,6 +62,11 @@ pub struct Options {
     pub handshakes_max: usize,
     /// How long a client may take for its handshake.
     pub handshake_within: Duration,
+    /// Of the connections, those that may wait for exports which are being opened. They are no handshakes in the
+    /// two bounds above.
+    pub parked_max: usize,
+    /// How long a connection may wait so, in all.
+    pub parked_within: Duration,
     /// How long a client may stall in the middle of a payload or of its replies while others
     /// wait for the buffers it keeps. With buffers to spare it may stall for ever.
     pub stalled_within: Duration,
@@ -87,6 +94,8 @@ impl Default for Options {
             bytes_max: 32 << 20,
             handshakes_max: 256,
             handshake_within: Duration::from_secs(10),
+            parked_max: 2048,
+            parked_within: Duration::from_secs(60),
             stalled_within: Duration::from_secs(30),
             tick: Duration::from_secs(1),
             tls: None,
@@ -168,9 +177,8 @@ impl<B: Backend> Server<B> {
 
     /// Begins to listen; the place as it was granted. May wait for the reactor.
     pub fn listen(&self, listen: &Listen) -> io::Result<Listen> {
-        blkmq::may_block("binding a socket");
-        let (socket, place) = listen::bind(listen)?;
-        self.accept_at(Arc::new(socket), place.clone())?;
+        let HandedListener { place, socket } = bind(listen)?;
+        self.accept_at(socket, place.clone())?;
         Ok(place)
     }
 
@@ -216,6 +224,16 @@ impl<B: Backend> Server<B> {
     /// Connections to an export now.
     pub fn connections_to(&self, export: &str) -> usize {
         self.shared.registry.count(Scope::Export(export))
+    }
+
+    /// It was decided what comes of an export that was being opened: those that wait for it look it up again.
+    pub fn wake_parked(&self, export: &str) {
+        self.shared.registry.wake_parked(export);
+    }
+
+    /// Connections that wait for an export now.
+    pub fn parked(&self) -> usize {
+        self.shared.registry.parked()
     }
 
     /// Ends the connections to an export, which its owner has taken out of the directory: what

@@ -7,6 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::handed::HandedConnection;
+use super::parked::{Parked, ParkedConnections};
 
 #[derive(Debug)]
 struct Member {
@@ -30,6 +31,8 @@ pub(super) struct Wakers {
     pub(super) drain: Waker,
     /// At once.
     pub(super) cut: Waker,
+    /// Not at all: what comes of the export that it waits for was decided.
+    pub(super) decided: Waker,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +43,7 @@ struct State {
     handed_over: Vec<HandedConnection>,
     next: u64,
     members: BTreeMap<u64, Member>,
+    parked: ParkedConnections,
 }
 
 /// All connections of a server. Its lock is held for a look or a change only.
@@ -102,21 +106,46 @@ impl Registry {
     }
 
     /// Makes room for one more handshake: ends the oldest if `most` are under way. So those who only connect
-    /// keep nobody out, and a client that knows what it wants is through before its turn comes.
+    /// keep nobody out, and a client that knows what it wants is through before its turn comes. One that waits
+    /// for its export is not meant.
     pub(super) fn make_room_for_handshake(&self, most: usize) {
         let mut state = self.lock();
-        let is_under_way = |member: &Member| member.export.is_none() && !member.is_displaced;
-        let under_way = state.members.values().filter(|it| is_under_way(it));
+        let State {
+            members, parked, ..
+        } = &mut *state;
+        let is_under_way = |id: u64, member: &Member| {
+            member.export.is_none() && !member.is_displaced && !parked.has(id)
+        };
+        let under_way = members.iter().filter(|(id, it)| is_under_way(**id, it));
         if under_way.count() < most {
             return;
         }
-        let Some(oldest) = state.members.values_mut().find(|it| is_under_way(it)) else {
+        let mut all = members.iter_mut();
+        let Some((_, oldest)) = all.find(|(id, it)| is_under_way(**id, it)) else {
             return;
         };
         oldest.is_displaced = true;
         let cut = oldest.wakers.cut.clone();
         drop(state);
         cut.wake();
+    }
+
+    /// Tells those that wait for this export to look it up again. They wait no more until they say so.
+    pub(super) fn wake_parked(&self, export: &str) {
+        if canary::active!("parked_clients_are_never_woken") {
+            return;
+        }
+        let mut state = self.lock();
+        let waited = state.parked.take(export);
+        let wakers = waited.iter().filter_map(|id| state.members.get(id));
+        let wakers: Vec<Waker> = wakers.map(|member| member.wakers.decided.clone()).collect();
+        drop(state);
+        wakers.iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// How many wait for an export.
+    pub(super) fn parked(&self) -> usize {
+        self.lock().parked.count()
     }
 
     /// Asks connections to finish what is outstanding, or to end at once.
@@ -219,6 +248,16 @@ impl Membership {
         self.is_late
     }
 
+    /// Waits for this export, unless `most` others wait for theirs.
+    pub(super) fn park(&self, export: &str, most: usize) -> Parked {
+        self.registry.lock().parked.park(self.id, export, most)
+    }
+
+    /// Waits for no export any more.
+    pub(super) fn unpark(&self) {
+        self.registry.lock().parked.unpark(self.id);
+    }
+
     /// The export was chosen. While others are given away this one is too late for that.
     pub(super) fn set_export(&self, export: &str, has_tls: bool) {
         let mut state = self.registry.lock();
@@ -232,7 +271,10 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.registry.lock().members.remove(&self.id);
+        let mut state = self.registry.lock();
+        state.members.remove(&self.id);
+        state.parked.unpark(self.id);
+        drop(state);
         self.registry.departure.notify_all();
     }
 }

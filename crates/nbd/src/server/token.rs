@@ -21,3 +21,5 @@ pub(super) const TICK: Token = Token(7 << 56);
 pub(super) const ACCEPT: Token = Token(8 << 56);
 /// The pause after a failed accept.
 pub(super) const ACCEPT_PAUSE: Token = Token(9 << 56);
+/// How long a connection may wait for an export that is being opened.
+pub(super) const PARK_TIMER: Token = Token(10 << 56);

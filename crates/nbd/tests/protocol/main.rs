@@ -12,6 +12,7 @@ mod foreign;
 mod golden;
 mod handover;
 mod mutations;
+mod parked;
 mod requests;
 mod structured;
 mod tls;

@@ -10,7 +10,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::support::client::{Client, FLUSH, TRIM, WRITE};
-use crate::support::{Setup, World, backends};
+use crate::support::{Setup, World, backends, eventually};
 
 const AUTHORITY: &[u8] = include_bytes!("../fixtures/tls/ca-cert.pem");
 const SERVER: [&[u8]; 2] = [
@@ -207,6 +207,24 @@ fn what_came_before_the_end_of_tls_is_done_and_answered() {
         assert_eq!(reply[4..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
         let mut other = connect(&world, None).unwrap();
         assert_eq!(other.read(4096, 4096).unwrap(), [5; 4096]);
+    }
+}
+
+#[test]
+fn a_client_over_tls_waits_for_an_export_that_is_being_opened_and_who_may_not_use_it_does_not() {
+    for kind in backends() {
+        let world = world(kind, true, true, Some("alice"));
+        world.set_opening(true);
+        let refused = connect(&world, Some(BOB)).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(world.server.parked(), 0);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| connect(&world, Some(ALICE)));
+            eventually("alice waits", || world.server.parked() == 1);
+            world.set_opening(false);
+            let mut alice = waits.join().unwrap().unwrap();
+            alice.write(0, 0, &[6; 512]).unwrap();
+        });
     }
 }
 

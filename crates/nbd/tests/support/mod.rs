@@ -10,14 +10,16 @@ pub mod chunks;
 pub mod client;
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blkmq::io::FileId;
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::ExportEntry;
-use nbd::server::{BackendFile, ClientIdentity, Export, Exports, Listen, Options, Server};
+use nbd::server::{
+    BackendFile, ClientIdentity, Export, ExportState, Exports, Listen, Options, Server,
+};
 use reactor::{BackendChoice, BackendKind, Config, DioAlign, PoolStats, Reactor};
 use serve::testing::{Faults, MemoryDisk};
 
@@ -53,6 +55,10 @@ pub struct Fixed {
     exports: Vec<Arc<Export<MemoryDisk>>>,
     /// The only client that may use them, by the name in its certificate.
     only_for: Option<&'static str>,
+    /// They are being opened.
+    opening: AtomicBool,
+    /// For which of them clients have begun to wait.
+    pub parked: Mutex<Vec<String>>,
 }
 
 impl Fixed {
@@ -63,10 +69,19 @@ impl Fixed {
 }
 
 impl Exports<MemoryDisk> for Fixed {
-    fn find(&self, name: &str, client: &ClientIdentity) -> Option<Arc<Export<MemoryDisk>>> {
+    fn find(&self, name: &str, client: &ClientIdentity) -> ExportState<Arc<Export<MemoryDisk>>> {
         let mut for_client = self.exports.iter().filter(|_| self.is_for(client));
-        let found = for_client.find(|export| name.is_empty() || export.name == name);
-        found.cloned()
+        match for_client.find(|export| name.is_empty() || export.name == name) {
+            Some(found) if self.opening.load(Ordering::SeqCst) => {
+                ExportState::Opening(found.name.clone())
+            }
+            Some(found) => ExportState::Open(Arc::clone(found)),
+            None => ExportState::Absent,
+        }
+    }
+
+    fn on_parked(&self, name: &str) {
+        self.parked.lock().unwrap().push(name.to_owned());
     }
 
     fn list(&self, client: &ClientIdentity) -> Vec<ExportEntry> {
@@ -94,6 +109,8 @@ pub struct Setup {
     pub file: Option<OwnedFd>,
     /// The only client that may use the export.
     pub only_for: Option<&'static str>,
+    /// The export is being opened.
+    pub opening: bool,
 }
 
 impl Setup {
@@ -113,6 +130,7 @@ impl Setup {
             reserve_bytes: Config::default().reserve_bytes,
             file: None,
             only_for: None,
+            opening: false,
         }
     }
 
@@ -129,6 +147,7 @@ impl Setup {
 pub struct World {
     pub disk: Arc<MemoryDisk>,
     pub export: Arc<Export<MemoryDisk>>,
+    pub exports: Arc<Fixed>,
     pub server: Server<MemoryDisk>,
     pub unix: std::path::PathBuf,
     pub tcp: std::net::SocketAddr,
@@ -198,8 +217,11 @@ impl World {
         let exports = Arc::new(Fixed {
             exports: vec![Arc::clone(&export)],
             only_for: setup.only_for,
+            opening: AtomicBool::new(setup.opening),
+            parked: Mutex::default(),
         });
-        let server = Server::new(handles, exports, setup.options).unwrap();
+        let looked_up = Arc::clone(&exports);
+        let server = Server::new(handles, looked_up, setup.options).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let unix = dir.path().join("nbd.sock");
         server.listen(&Listen::Unix(unix.clone())).unwrap();
@@ -209,11 +231,20 @@ impl World {
         World {
             disk,
             export,
+            exports,
             server,
             unix,
             tcp,
             reactors,
             dir,
+        }
+    }
+
+    /// Whether the export is being opened. If it is not any more, those who wait for it hear of that.
+    pub fn set_opening(&self, opening: bool) {
+        self.exports.opening.store(opening, Ordering::SeqCst);
+        if !opening {
+            self.server.wake_parked("disk");
         }
     }
 
@@ -230,6 +261,8 @@ impl World {
                 .into_iter()
                 .collect(),
             only_for: None,
+            opening: AtomicBool::new(false),
+            parked: Mutex::default(),
         });
         let handles = self.reactors.iter().map(|one| one.handle().clone());
         Server::new(handles.collect(), exports, Options::default()).unwrap()

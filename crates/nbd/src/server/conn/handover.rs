@@ -8,15 +8,14 @@
 use std::sync::Arc;
 
 use blkmq::io::Backend;
-use reactor::{Cx, Op};
+use reactor::Cx;
 
 use super::super::Shared;
 use super::super::export::Export;
 use super::super::handed::HandedConnection;
 use super::super::intake::Intake;
-use super::super::token;
 use super::{Connection, DrainState, Phase};
-use crate::codec::{ConnectionState, Decoder, Handshake};
+use crate::codec::{ConnectionState, Decoder, Handshake, ParkEnd};
 
 impl<B: Backend> Connection<B> {
     /// One that another server gave away.
@@ -41,8 +40,7 @@ impl<B: Backend> Connection<B> {
             self.decoder = Decoder::resume(session, skip);
             return;
         }
-        let after = self.shared.options.handshake_within;
-        self.handshake_timer = Some(cx.submit(token::HANDSHAKE_TIMER, Op::Timeout { after }));
+        self.start_handshake_timer(cx);
         self.outbox.push_bytes(&Handshake::greeting());
     }
 
@@ -52,6 +50,7 @@ impl<B: Backend> Connection<B> {
     pub(super) fn begin_handover(&mut self, cx: &mut Cx<'_>) {
         let is_open = !matches!(self.phase, Phase::Handshake(_));
         if !is_open || self.outbox.tls().is_some() {
+            self.give_up_parking(cx, ParkEnd::Stopping);
             return self.drain();
         }
         self.ending = self.ending.max(DrainState::Giving);

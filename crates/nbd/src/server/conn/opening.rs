@@ -7,11 +7,12 @@
 use std::sync::{Arc, PoisonError};
 
 use blkmq::io::Backend;
-use reactor::Cx;
+use reactor::{Cx, Op};
 use serve::EngineOptions;
 
 use super::super::export::{Export, Lookup};
 use super::super::tls::TlsStreamError;
+use super::super::token;
 use super::super::transport::EndedRequests;
 use super::{
     Connection, Delivery, DrainState, Engine, KEY_ENGINE_READY, KEY_RUN, Phase, ServeState,
@@ -26,10 +27,22 @@ impl<B: Backend> Connection<B> {
                 self.begin_tls();
                 continue;
             }
+            let Phase::Handshake(handshake) = &self.phase else {
+                return;
+            };
+            let is_parked = handshake.is_parked();
+            if is_parked && !self.takes_second_look() {
+                return;
+            }
             let Phase::Handshake(handshake) = &mut self.phase else {
                 return;
             };
-            let Some(input) = self.intake.unread(cx, self.socket) else {
+            // What comes behind an option that waits is taken when that is answered.
+            let input = match is_parked {
+                true => Some(&[][..]),
+                false => self.intake.unread(cx, self.socket),
+            };
+            let Some(input) = input else {
                 return;
             };
             let mut answer = Vec::new();
@@ -40,8 +53,12 @@ impl<B: Backend> Connection<B> {
             let (consumed, progress) = handshake.receive(input, &lookup, &mut answer);
             self.intake.consume(consumed);
             self.outbox.push_bytes(&answer);
+            if is_parked && !matches!(progress, Progress::Park(_)) {
+                self.end_parking(cx);
+            }
             match progress {
                 Progress::NeedMore => {}
+                Progress::Park(export) => self.park(cx, export),
                 Progress::Close(reason) => {
                     tracing::debug!(%reason, "handshake ended");
                     self.drain();
@@ -50,6 +67,12 @@ impl<B: Backend> Connection<B> {
                 Progress::Transmission(export, session) => return self.open(cx, export, session),
             }
         }
+    }
+
+    /// From now on the client has its time for a handshake.
+    pub(super) fn start_handshake_timer(&mut self, cx: &mut Cx<'_>) {
+        let after = self.shared.options.handshake_within;
+        self.handshake_timer = Some(cx.submit(token::HANDSHAKE_TIMER, Op::Timeout { after }));
     }
 
     fn begin_tls(&mut self) {
