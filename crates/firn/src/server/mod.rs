@@ -15,18 +15,20 @@ mod process;
 mod rescue_log;
 mod sandbox;
 mod service_manager;
+mod upgrade;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use store::SharedStore;
 use tokio::runtime::Runtime;
-use volume::{Answer, Continuation, Host, OpenError};
+use volume::{Answer, Continuation, OpenError};
 
 use self::api_listeners::ApiListeners;
-use self::handover::{IncomingCache, Outgoing, Passage, RetainedFiles};
+use self::handover::{Outgoing, RetainedFiles};
 use self::nbd_listeners::NbdListeners;
 use self::service_manager::ServiceManager;
+use self::upgrade::{hand_over, prepare_upgrade, restore_cache};
 use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::api;
 use crate::api::gate::Gate;
@@ -34,7 +36,6 @@ use crate::config::Settings;
 use crate::control_plane::ControlPlane;
 use crate::control_plane::opening::ReopenTask;
 use crate::control_plane::start_record::StartRecord;
-use crate::control_plane::upgrades::UpgradePlan;
 use crate::engine::{DISK_CALLS_MAX, Engine};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd::{NbdFrontend, flag_value};
@@ -52,9 +53,6 @@ const RUNTIME_THREADS: usize = 2;
 
 /// Threads for calls that block: those of the engine's files, and of a directory store some at a time.
 const BLOCKING_THREADS: usize = DISK_CALLS_MAX + 16;
-
-/// How long a hand-over waits until all is durable, before it keeps clients waiting.
-const COMMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a hand-over waits for a disk that is being restored.
 const REOPEN_STOP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -170,56 +168,6 @@ fn serve_at(
     // Nothing waits for tasks that still run.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served.and(closed)
-}
-
-/// Ends what this program does, and executes the next one. Returns if it was told to stop meanwhile, or if no program can be executed.
-fn hand_over(
-    runtime: &Runtime,
-    (engine, control, api): (&mut Engine, &ControlPlane, &ApiListeners),
-    outgoing: Outgoing,
-    mut stop: process::StopSignal,
-) -> Result<()> {
-    // The few commits since clients were asked to rest. With all of them in the log, the new program goes on
-    // with it as it is.
-    let _ = runtime
-        .block_on(async { tokio::time::timeout(COMMIT_TIMEOUT, engine.host.commit_last()).await });
-    engine.stop(control.disks.take_live());
-    handover::step("stopped")?;
-    // The signal would be gone with this program.
-    if stop.has_come() {
-        tracing::warn!("told to stop in an upgrade; what is not in the store stays in the log");
-        return Ok(());
-    }
-    if !engine.host.has_cache_as_listed() {
-        outgoing.forget_cache_list();
-    }
-    let held = RetainedFiles {
-        api: &api.sockets_for_handover(),
-        lock: engine.files().lock(),
-        nbd: &control.nbd,
-        cache: &engine.files().cache,
-    };
-    Err(outgoing.execute(held, engine.host.journal_mark()))
-}
-
-/// Goes on with what the program before had in the read cache, beside the opening of volumes: it takes time for each chunk. Reads ask the store
-/// until that is done.
-fn restore_cache(runtime: &Runtime, host: &Host, cache: IncomingCache) {
-    let host = host.clone();
-    runtime.spawn_blocking(move || {
-        let read = cache.read().map_err(|error| error.to_string());
-        let restored = read.and_then(|list| match list.is_empty() {
-            true => Err("it changed while the program before ended".to_owned()),
-            false => host.restore_cache(&list).map_err(|error| error.to_string()),
-        });
-        match restored {
-            Ok(chunks) => tracing::info!(chunks, "the read cache goes on with what it held"),
-            Err(why) => {
-                host.release_cache();
-                tracing::warn!(why, "the read cache begins empty");
-            }
-        }
-    });
 }
 
 /// The runtime of a server, and what lives on it from the start.
@@ -505,73 +453,4 @@ async fn stop_api(
     api.shut_down();
     // A client that keeps its connection open does not keep the server from stopping.
     let _ = tokio::time::timeout(Duration::from_secs(1), servers.join_all()).await;
-}
-
-/// Checks the new program, and brings clients to rest. After a failure everything is as before, except that
-/// the API has to be served anew.
-async fn prepare_upgrade(
-    settings: &Settings,
-    (control, held): (&Arc<ControlPlane>, RetainedFiles<'_>),
-    plan: UpgradePlan,
-    (close, servers): (
-        tokio::sync::watch::Sender<()>,
-        &mut tokio::task::JoinSet<()>,
-    ),
-) -> Result<Outgoing> {
-    let UpgradePlan {
-        number,
-        program,
-        timeout,
-    } = plan;
-    let own = settings.clone();
-    let checked = tokio::task::spawn_blocking(move || {
-        let program = program.map_or_else(handover::own_program, Ok)?;
-        let is_restricted = sandbox::is_in_force();
-        let checked = handover::check_program(&program, &own, is_restricted, timeout);
-        checked.map_err(|failure| match sandbox::describe_refusal(&program) {
-            Some(why) => Failure::new(failure.code, format!("{}; {why}", failure.detail)),
-            None => failure,
-        })
-    });
-    let checked = checked
-        .await
-        .map_err(|error| Failure::internal(format!("checking the program: {error}")))??;
-    handover::step("checked")?;
-    let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    let mut passage = Passage::prepare(number, timeout_ms, checked)?;
-    control.upgrades.on_handing_over();
-    // Changes that are under way come to their end.
-    drop(close);
-    let at_rest = async {
-        while servers.join_next().await.is_some() {}
-        control.finish_changes().await;
-    };
-    if tokio::time::timeout(timeout, at_rest).await.is_err() {
-        return Err(Failure::new(
-            FailureCode::UpgradeRefused,
-            "requests of the API are under way; wait for them, or give more with --timeout",
-        ));
-    }
-    // What is durable now need not be made so while clients wait. A log that refuses it is not worse off in the next
-    // program.
-    let committed = control.host.commit_for_successor();
-    let _ = tokio::time::timeout(COMMIT_TIMEOUT, committed).await;
-    let host = control.host.clone();
-    if let Ok(Some(list)) = tokio::task::spawn_blocking(move || host.list_cache()).await {
-        passage.keep_cache_list(&list, held.cache);
-    }
-    handover::begin_pause();
-    let nbd = control.give_clients_away(timeout).await?;
-    tracing::info!(
-        connections = nbd.connections.len(),
-        closed = nbd.closed,
-        "handing over"
-    );
-    match passage.complete((settings, control.settings_to_pass()), held, nbd) {
-        Ok(outgoing) => Ok(outgoing),
-        Err((failure, nbd)) => {
-            control.take_clients_back(nbd).await;
-            Err(failure)
-        }
-    }
 }
