@@ -9,6 +9,8 @@ use crate::units::VolumeId;
 pub enum CollectError {
     /// A root, or an object that a root names, is missing, so it is not known what that reached.
     Missing(String),
+    /// An object is missing that a root names which was put aside in the trash: of this volume.
+    MissingInTrash(String, VolumeId),
     /// A volume that a log names, a host serves, or an object belongs to has neither a root nor a tombstone.
     RootMissing(VolumeId),
     /// An object cannot be read.
@@ -30,6 +32,11 @@ impl std::fmt::Display for CollectError {
                 f,
                 "garbage collection removed nothing: {key} is not in the store, so what it names is not known; \
                  put it back, or delete the volume it belongs to"
+            ),
+            CollectError::MissingInTrash(key, volume) => write!(
+                f,
+                "garbage collection removed nothing: {key} is not in the store, and volume {volume} in the trash names it; \
+                 put it back, or let that volume go: `firn trash empty {volume}`"
             ),
             CollectError::RootMissing(volume) => write!(
                 f,

@@ -214,7 +214,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
                 let now = now.map_err(|error| CollectError::Unreadable(key.to_owned(), error))?;
                 match now {
                     None => Ok(()),
-                    Some(_) => Err(CollectError::Missing(gone)),
+                    Some(_) => Err(CollectError::MissingInTrash(gone, root.volume)),
                 }
             }
         }

@@ -361,6 +361,28 @@ fn without_its_root_a_volume_is_missed_though_somebody_was_late_to_take_its_name
     late_hands_leave_no_tombstone();
 }
 
+#[test]
+fn a_copy_that_comes_when_its_volume_was_let_go_fails_passes_with_the_command_that_removes_it() {
+    let (mut world, mut late, _creation) = with_late_hands();
+    let id = listed(&mut world)[0].id.to_string();
+    world.create("demo", 64 * MIB);
+    empty(&mut world, &id).expect("emptied");
+    collect(&mut world);
+    assert!(!has_copy(&world));
+    hand_over(&mut world, &mut late);
+    // The other host dies with this request.
+    steps(&mut late, 1);
+    hand_over(&mut late, &mut world);
+    let answer = world.host.collect_garbage(false);
+    let refused = world.wait(|_| answer.try_take());
+    let refused = refused.expect_err("what it names is gone").to_string();
+    let remedy = format!("firn trash empty {id}");
+    assert!(refused.contains(&remedy), "{refused}");
+    empty(&mut world, &id).expect("it is removed");
+    collect(&mut world);
+    assert!(!has_copy(&world));
+}
+
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
