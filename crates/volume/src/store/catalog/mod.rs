@@ -16,7 +16,6 @@ use crate::hostlog::publisher::Batch;
 use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::hostlog::scan::read_stored;
 use crate::object::root::{RenameMark, RenameStep, Root, TrashMark};
-use crate::object::root_key;
 use crate::request::tail::Tail;
 use crate::store::catalog::name_locks::{NameLock, check_no_snapshot_is_locked};
 use crate::store::catalog::volume_spec::{
@@ -26,14 +25,14 @@ use crate::store::flow;
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, on_progress, with_patience};
-use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
+use crate::store::objects::{store_error, store_with_retry};
 use crate::store::open::endings;
 use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::open::tail_claim::TailClaim;
 use crate::store::open::{OpenMode, discard_tail, take_epoch};
 use crate::store::parts::{ListPart, ListPlace, PartBuilder, RootWalk};
 use crate::store::rename::signs::check_free_of_renaming;
-use crate::store::roots::{read_any_root, read_root, unusable_root_error, why_not_there};
+use crate::store::roots::{put_first_root, read_root, unusable_root_error, why_not_there};
 use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Lsn, VolumeId};
 
@@ -68,37 +67,16 @@ pub(crate) async fn create(
 /// Creates the first root of a volume, if no other volume has the name.
 pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<VolumeInfo, OpenError> {
     endings::ask_store_first(engine, &root.name);
-    let key = root_key(&root.name);
-    let op = StoreOp::Create {
-        key: key.clone(),
-        data: root.encode(),
-    };
-    let mut delay = engine.options.retry_ns;
-    for _ in 0..ATTEMPTS_MAX {
-        match store_with_retry(engine, op.clone()).await {
-            Ok(_) => return Ok(VolumeInfo::of(&root)),
-            Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
-            Err(error) => return Err(store_error("create", &key, &error)),
+    match put_first_root(engine, &root).await? {
+        None => Ok(VolumeInfo::of(&root)),
+        Some(head) if is_of(&head.root, root.volume) => Ok(VolumeInfo::of(&root)),
+        // A tombstone: the name is free, unless a volume is on its way from there or to it.
+        Some(head) if head.root.deleted => {
+            check_free_of_renaming(engine, &head.root).await?;
+            create_again(engine, root, &head).await
         }
-        // A root exists, or the outcome is not known: read it to see whether it is this one.
-        match read_any_root(engine, &root.name).await {
-            Ok(head) if is_of(&head.root, root.volume) => return Ok(VolumeInfo::of(&root)),
-            // A tombstone: the name is free, unless a volume is on its way from there or to it.
-            Ok(head) if head.root.deleted => {
-                check_free_of_renaming(engine, &head.root).await?;
-                return create_again(engine, root, &head).await;
-            }
-            Ok(_) => return Err(OpenError::Exists(root.name)),
-            // The create did not take effect, or not yet: send the same bytes again.
-            Err(OpenError::NoSuchVolume(_)) => {}
-            Err(error) => return Err(error),
-        }
-        engine.port.sleep(delay).await;
-        delay *= 2;
+        Some(_) => Err(OpenError::Exists(root.name)),
     }
-    Err(OpenError::Store(format!(
-        "{key}: the store did not say whether it was written; it is not there now: try again"
-    )))
 }
 
 /// The root of a volume that nobody has opened yet.

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use crate::driver::{StoreError, StoreOp};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::restore_pin_key;
@@ -19,11 +18,12 @@ use crate::store::catalog::keep_tombstone;
 use crate::store::catalog::volume_spec::VolumeInfo;
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{is_unmoved, write_pin};
-use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::parts::RootWalk;
 use crate::store::rename::signs::renamed_snapshot;
 use crate::store::rename::{above, info_of};
-use crate::store::roots::{READS_AT_ONCE, read_any_root, replace_root, why_not_there};
+use crate::store::roots::{
+    READS_AT_ONCE, put_first_root, read_any_root, replace_root, why_not_there,
+};
 use crate::store::trash::entries::why_taken;
 use crate::units::{Epoch, VolumeId};
 
@@ -218,31 +218,8 @@ pub(super) async fn put_root(
             UpdateOutcome::Lost(found) => found.root.volume == root.volume,
         });
     }
-    let key = root_key(&root.name);
-    let op = StoreOp::Create {
-        key: key.clone(),
-        data: root.encode(),
-    };
-    let mut delay = engine.options.retry_ns;
-    for _ in 0..ATTEMPTS_MAX {
-        match store_with_retry(engine, op.clone()).await {
-            Ok(_) => return Ok(true),
-            Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
-            Err(error) => return Err(store_error("create", &key, &error)),
-        }
-        match read_any_root(engine, &root.name).await {
-            // This one, or the same by another who does it.
-            Ok(found) => return Ok(found.root.volume == root.volume),
-            // It did not take effect, or not yet: the same bytes again.
-            Err(OpenError::NoSuchVolume(_)) => {}
-            Err(error) => return Err(error),
-        }
-        engine.port.sleep(delay).await;
-        delay *= 2;
-    }
-    Err(OpenError::Store(format!(
-        "{key}: the store did not say whether it was written; it is not there now: try again"
-    )))
+    let found = put_first_root(engine, root).await?;
+    Ok(found.is_none_or(|found| found.root.volume == root.volume))
 }
 
 /// A walk through the snapshots that go with a volume: its own, and those that it has of what it was before it came out

@@ -28,7 +28,7 @@ use crate::store::flow::upload_state::{KnownRoot, RootUpdate};
 use crate::store::host_log::log_procedures::{
     KeyPrefixes, log_port, mark, stop_host, with_patience,
 };
-use crate::store::objects::{store_error, store_with_retry};
+use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::sync::atomic::Ordering;
 
 /// Roots that a list reads in parallel.
@@ -96,6 +96,39 @@ pub(crate) async fn read_any_root(engine: &Engine, name: &str) -> Result<KnownRo
         Err(StoreError::NotFound) => Err(OpenError::NoSuchVolume(name.to_owned())),
         Err(error) => Err(store_error("read", &key, &error)),
     }
+}
+
+/// Puts a root where nothing stands; none: it stands there. Else what does, which may be the same root by an earlier
+/// request, or what became of it. It is put there once at most, however late a request takes effect.
+pub(in crate::store) async fn put_first_root(
+    engine: &Engine,
+    root: &Root,
+) -> Result<Option<KnownRoot>, OpenError> {
+    let key = root_key(&root.name);
+    let op = StoreOp::Create {
+        key: key.clone(),
+        data: root.encode(),
+    };
+    let mut delay = engine.options.retry_ns;
+    for _ in 0..ATTEMPTS_MAX {
+        match store_with_retry(engine, op.clone()).await {
+            Ok(_) => return Ok(None),
+            Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
+            Err(error) => return Err(store_error("create", &key, &error)),
+        }
+        // A root exists, or the outcome is not known: it is read to see which.
+        match read_any_root(engine, &root.name).await {
+            Ok(standing) => return Ok(Some(standing)),
+            // The request did not take effect, or not yet: the same bytes again.
+            Err(OpenError::NoSuchVolume(_)) => {}
+            Err(error) => return Err(error),
+        }
+        engine.port.sleep(delay).await;
+        delay *= 2;
+    }
+    Err(OpenError::Store(format!(
+        "{key}: the store did not say whether it was written; it is not there now: try again"
+    )))
 }
 
 /// Replaces a root, and says whose is there then. Gives up when the store has not answered for long.
