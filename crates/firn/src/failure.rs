@@ -340,8 +340,10 @@ impl From<volume::OpenError> for Failure {
             E::Store(_) => FailureCode::StoreFailed,
             E::NoSuchVolume(_) | E::NotInTrash(_) => FailureCode::NoSuchVolume,
             // The name is free, and the detail says which one it has.
-            E::Renamed { name, .. } if name.contains('@') => FailureCode::NoSuchSnapshot,
-            E::Renamed { .. } => FailureCode::NoSuchVolume,
+            E::Renamed { name, .. } | E::RenamedAndGone { name, .. } if name.contains('@') => {
+                FailureCode::NoSuchSnapshot
+            }
+            E::Renamed { .. } | E::RenamedAndGone { .. } => FailureCode::NoSuchVolume,
             E::Renaming { .. } => FailureCode::VolumeBusy,
             E::NoSuchSnapshot(_) => FailureCode::NoSuchSnapshot,
             E::Exists(name) if name.contains('@') => FailureCode::SnapshotExists,

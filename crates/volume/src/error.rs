@@ -7,6 +7,7 @@ use std::fmt;
 
 use crate::driver::{ComputeError, DiskError};
 use crate::hostlog::stop::Stop;
+use crate::units::VolumeId;
 
 /// Why a host or a volume could not be opened, created or brought to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +38,18 @@ pub enum OpenError {
     Renamed {
         /// The name that it had.
         name: String,
-        /// The name that it got then.
+        /// The name that it has now.
         new_name: String,
+    },
+    /// The volume or snapshot of this name got another one, and has that no more: it was deleted, or it was renamed again
+    /// and another took the name between.
+    RenamedAndGone {
+        /// The name that it had.
+        name: String,
+        /// The last one that it is known to have had.
+        last_name: String,
+        /// What it is told by.
+        id: VolumeId,
     },
     /// A volume is being renamed, or that was cut short.
     Renaming {
@@ -127,8 +138,20 @@ impl OpenError {
                 write!(f, "no volume named {name}: see `firn volume list`")
             }
             OpenError::Renamed { name, new_name } => {
-                write!(f, "{name} was renamed: its name is {new_name} now")
+                write!(
+                    f,
+                    "{name} was renamed: its name is {new_name} now; say {new_name} instead"
+                )
             }
+            OpenError::RenamedAndGone {
+                name,
+                last_name,
+                id,
+            } => write!(
+                f,
+                "{name} was renamed to {last_name}, and has that name no more: it was deleted, or renamed again, and its \
+                 name taken by another; its id is {id}: see `firn volume list --json` and `firn trash list`"
+            ),
             OpenError::Renaming { name, new_name } => write!(
                 f,
                 "volume {name} is being renamed to {new_name}, or that was cut short, and until it has ended neither name can \
@@ -234,6 +257,7 @@ impl fmt::Display for OpenError {
             OpenError::HostStopped(stop) => stop.fmt(f),
             OpenError::NoSuchVolume(_)
             | OpenError::Renamed { .. }
+            | OpenError::RenamedAndGone { .. }
             | OpenError::Renaming { .. }
             | OpenError::NoSuchSnapshot(_)
             | OpenError::NotInTrash(_)

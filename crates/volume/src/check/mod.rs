@@ -130,8 +130,12 @@ pub enum CheckError {
     BadName(String, String),
     /// The store gives no answer about an object, with what it says instead.
     NoAnswer(String, String),
+    /// The volume or snapshot has another name now.
+    Renamed(String, String),
     /// A root moves so fast that nothing below it can be read.
     Moving(String),
+    /// Volumes get other names faster than all roots are read.
+    NamesMoving,
     /// A bug of firn.
     Bug(String),
 }
@@ -144,6 +148,14 @@ impl std::fmt::Display for CheckError {
             CheckError::NoAnswer(key, error) => write!(
                 f,
                 "the check ended: the store gives no answer about {key} ({error}); try again once it does"
+            ),
+            CheckError::Renamed(name, new) => write!(
+                f,
+                "{name} was renamed: its name is {new} now: see `firn check {new}`"
+            ),
+            CheckError::NamesMoving => f.write_str(
+                "the check ended: volumes get other names faster than all roots are read, so it is not known which there \
+                 are; try again",
             ),
             CheckError::Moving(name) => write!(
                 f,

@@ -2,7 +2,8 @@
 //!
 //! A volume has one of the two from before its first pack and for ever, see store-protocol.md. Each footer says whose
 //! a pack is, what the volume was called and how large it was. Where a snapshot names all packs of its volume, its
-//! own name says that there was one.
+//! own name says that there was one. Before a volume is called lost all roots are read until it is certain that it has none:
+//! one that gets another name meanwhile may be read under neither.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +12,16 @@ use super::{CheckError, CheckPort, SIDE_BY_SIDE, no_answer};
 use crate::driver::StoreError;
 use crate::hostlog::names::{TOMB_PREFIX, TRASH_PREFIX};
 use crate::jobs::join_all;
+use crate::object::name_table::NameTable;
 use crate::object::pack::Slice;
 use crate::object::root::Root;
 use crate::object::{
-    ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, root_key, snapshot_of_root_key,
-    volume_of_root_key,
+    ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, name_of_root_key, root_key,
 };
 use crate::units::{Lsn, VolumeId, parse_hex_identity};
+
+/// Looks through all roots before it is given up: of two that follow each other nobody may have got another name.
+const LOOKS_MAX: u32 = 16;
 
 /// A volume without a root.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,34 +112,62 @@ pub async fn find_rootless(port: &impl CheckPort) -> Result<Vec<RootlessVolume>,
     for (name, root) in read_roots(port).await? {
         roots.insert(&name, root.as_ref());
     }
-    find_among(port, &roots, |_| false).await
+    let found = find_among(port, &roots, |_| false).await?;
+    Ok(found.lost)
 }
 
-/// The roots of all volumes and snapshots by name; none where one cannot be decoded.
+/// The roots of all volumes and snapshots by name; none where one cannot be decoded. Whose root is not among them had none
+/// at one moment between call and return.
+///
+/// # Errors
+/// If the store gives no answer, or volumes get other names faster than roots are read.
 pub(crate) async fn read_roots(
     port: &impl CheckPort,
 ) -> Result<Vec<(String, Option<Root>)>, CheckError> {
-    let mut names = Vec::new();
+    let mut before: Option<NameTable> = None;
+    for _ in 0..LOOKS_MAX {
+        let roots = read_roots_once(port).await?;
+        let mut table = NameTable::default();
+        for (name, root) in &roots {
+            root.iter().for_each(|root| table.insert(name, root));
+        }
+        if before.is_some_and(|before| table.confirms(&before)) {
+            return Ok(roots);
+        }
+        before = Some(table);
+    }
+    Err(CheckError::NamesMoving)
+}
+
+async fn read_roots_once(port: &impl CheckPort) -> Result<Vec<(String, Option<Root>)>, CheckError> {
+    let mut roots = Vec::new();
     for prefix in [ROOT_PREFIX, SNAPSHOT_PREFIX] {
         let keys = port.list(prefix).await;
-        for (key, _) in keys.map_err(|error| no_answer(prefix, &error))? {
-            let name = volume_of_root_key(&key).map(str::to_owned);
-            names.extend(name.or_else(|| snapshot_of_root_key(&key)));
-        }
-    }
-    let mut roots = Vec::new();
-    for window in names.chunks(SIDE_BY_SIDE) {
-        let keys: Vec<String> = window.iter().map(|name| root_key(name)).collect();
-        let reads = keys.iter().map(|key| Box::pin(port.get(key)));
-        for (name, found) in window.iter().zip(join_all(reads.collect()).await) {
-            match found {
-                Ok((data, _)) => roots.push((name.clone(), Root::decode(&data).ok())),
-                Err(StoreError::NotFound) => {}
-                Err(error) => return Err(no_answer(&root_key(name), &error)),
+        let keys = keys.map_err(|error| no_answer(prefix, &error))?;
+        let names = keys.iter().filter_map(|(key, _)| name_of_root_key(key));
+        let names: Vec<String> = names.collect();
+        for window in names.chunks(SIDE_BY_SIDE) {
+            let keys: Vec<String> = window.iter().map(|name| root_key(name)).collect();
+            let reads = keys.iter().map(|key| Box::pin(port.get(key)));
+            for (name, found) in window.iter().zip(join_all(reads.collect()).await) {
+                match found {
+                    Ok((data, _)) => roots.push((name.clone(), Root::decode(&data).ok())),
+                    Err(StoreError::NotFound) => {}
+                    Err(error) => return Err(no_answer(&root_key(name), &error)),
+                }
             }
         }
     }
     Ok(roots)
+}
+
+/// Volumes that seemed to have no root.
+#[derive(Debug, Default)]
+pub(crate) struct Rootless {
+    /// Those that have none.
+    pub(crate) lost: Vec<RootlessVolume>,
+    /// The names of those that have one, which was not found at first.
+    pub(crate) elsewhere: Vec<String>,
 }
 
 /// The volumes without a root among those of packs that nothing names, and of snapshots.
@@ -143,7 +175,7 @@ pub(crate) async fn find_among(
     port: &impl CheckPort,
     roots: &KnownRoots,
     is_named: impl Fn(ObjectId) -> bool,
-) -> Result<Vec<RootlessVolume>, CheckError> {
+) -> Result<Rootless, CheckError> {
     let mut packs = list_packs(port).await?;
     packs.retain(|pack| !is_named(pack.id()));
     let deleted = deleted_volumes(port).await?;
@@ -157,19 +189,44 @@ pub(crate) async fn find_among(
             add_slice(&mut found, &slice);
         }
     }
-    let mut rootless = Vec::new();
+    let mut lost = Vec::new();
     for volume in found.into_values() {
         if !roots.unreadable.contains(&volume.name) && !has_root_now(port, &volume).await? {
-            rootless.push(volume);
+            lost.push(volume);
         }
     }
     for (name, volume) in &roots.parents {
-        let is_found = rootless.iter().any(|found| found.name == *name);
+        let is_found = lost.iter().any(|found| found.name == *name);
         if !is_found && !roots.names.contains(name) && !has_any_root_now(port, name).await? {
-            rootless.push(volume.clone());
+            lost.push(volume.clone());
         }
     }
-    Ok(rootless)
+    look_again(port, lost).await
+}
+
+/// Divides volumes that seem to have no root into those that have none, and those that got another name.
+async fn look_again(
+    port: &impl CheckPort,
+    mut lost: Vec<RootlessVolume>,
+) -> Result<Rootless, CheckError> {
+    let mut elsewhere = Vec::new();
+    if lost.is_empty() || canary::active!("the_check_looks_once") {
+        return Ok(Rootless { lost, elsewhere });
+    }
+    let standing = read_roots(port).await?;
+    let standing = standing.into_iter();
+    let standing: Vec<(String, Root)> = standing
+        .filter_map(|(name, root)| Some((name, root?)))
+        .collect();
+    lost.retain(|volume| {
+        // A snapshot tells of the volume that it was taken of, which may have been deleted when another came of it.
+        let counts = |root: &Root| volume.packs > 0 || !root.deleted || root.is_leaving();
+        let is_its = |(_, root): &&(String, Root)| root.volume == volume.volume && counts(root);
+        let before = elsewhere.len();
+        elsewhere.extend(standing.iter().filter(is_its).map(|(name, _)| name.clone()));
+        elsewhere.len() == before
+    });
+    Ok(Rootless { lost, elsewhere })
 }
 
 /// Whether a volume of the name was made after the roots were listed.

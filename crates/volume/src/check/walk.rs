@@ -3,12 +3,12 @@
 //! What was found below a block is kept, so that forks and snapshots that share it are told the same without reading it
 //! again.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::blocks::{Extent, UnreadableSectors, extents_of_footer, extents_of_page};
 use super::packs::Packs;
-use super::rootless::{KnownRoots, RootlessVolume, find_among};
+use super::rootless::{KnownRoots, Rootless, RootlessVolume, find_among, read_roots};
 use super::{
     CheckCounts, CheckError, CheckPort, CheckReport, DAMAGE_MAX, Damage, DamageKind, Fault,
     ObjectReadError, READS_MAX, SIDE_BY_SIDE, no_answer, read_range,
@@ -18,11 +18,11 @@ use crate::jobs::join_all;
 use crate::object::node::{Node, decode_node};
 use crate::object::pack::{Footer, TRAILER_BYTES, decode_footer};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, decode_of_any, decode_page};
-use crate::object::root::{DeltaRef, Root};
+use crate::object::root::{DeltaRef, RenameStep, Root};
 use crate::object::sessions::SessionNames;
 use crate::object::{
-    FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, root_key,
-    snapshot_of_root_key, snapshots_of, volume_of_root_key,
+    FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, name_of_root_key, root_key,
+    snapshot_of_root_key, snapshots_of,
 };
 use crate::store::catalog::volume_spec::check_name;
 use crate::store::forks::snapshot_list::check_snapshot_name;
@@ -46,6 +46,10 @@ pub(crate) struct Walk<'a, P> {
     /// Packs whose footers roots name.
     footers: HashSet<ObjectId>,
     roots: KnownRoots,
+    /// Volumes and snapshots that were looked at.
+    checked: BTreeSet<VolumeId>,
+    /// What was renamed, with the names that it got.
+    renamed: BTreeMap<VolumeId, String>,
     report: CheckReport,
 }
 
@@ -59,6 +63,8 @@ impl<'a, P: CheckPort> Walk<'a, P> {
             seen: HashMap::new(),
             footers: HashSet::new(),
             roots: KnownRoots::default(),
+            checked: BTreeSet::new(),
+            renamed: BTreeMap::new(),
             report: CheckReport::default(),
         }
     }
@@ -73,18 +79,37 @@ impl<'a, P: CheckPort> Walk<'a, P> {
             self.check_root(&name).await?;
             self.port.on_progress(&self.report.counts);
         }
+        self.check_renamed().await?;
         if is_all && !canary::active!("the_check_believes_the_list_of_roots") {
             self.check_rootless().await?;
         }
         Ok(self.report)
     }
 
+    /// Looks at what was read under its old name when that was gone already, and under its new one before it was there.
+    async fn check_renamed(&mut self) -> Result<(), CheckError> {
+        for _ in 0..ROUNDS_MAX {
+            let mut renamed = std::mem::take(&mut self.renamed);
+            renamed.retain(|volume, _| !self.checked.contains(volume));
+            if renamed.is_empty() || canary::active!("the_check_looks_once") {
+                return Ok(());
+            }
+            for name in renamed.values() {
+                self.check_root(name).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Names the volumes that have packs or snapshots, and no root.
     async fn check_rootless(&mut self) -> Result<(), CheckError> {
         let named = std::mem::take(&mut self.footers);
         let is_named = |pack: ObjectId| named.contains(&pack) || self.packs.is_known(pack);
-        let found = find_among(self.port, &self.roots, is_named).await?;
-        for RootlessVolume { name, bytes, .. } in found {
+        let Rootless { lost, elsewhere } = find_among(self.port, &self.roots, is_named).await?;
+        for name in elsewhere {
+            self.check_root(&name).await?;
+        }
+        for RootlessVolume { name, bytes, .. } in lost {
             let why = "its root is not in the store, and its packs or snapshots are";
             let fault = Fault::new(DamageKind::Missing, why);
             let whole = Span::new(0, bytes / blkmq::io::SECTOR_BYTES);
@@ -108,11 +133,8 @@ impl<'a, P: CheckPort> Walk<'a, P> {
     async fn all_roots(&self) -> Result<Vec<String>, CheckError> {
         let volumes = self.list(ROOT_PREFIX).await?;
         let snapshots = self.list(SNAPSHOT_PREFIX).await?;
-        let volumes = volumes
-            .iter()
-            .filter_map(|key| volume_of_root_key(key).map(str::to_owned));
-        let snapshots = snapshots.iter().filter_map(|key| snapshot_of_root_key(key));
-        let mut names: Vec<String> = volumes.chain(snapshots).collect();
+        let keys = volumes.iter().chain(&snapshots);
+        let mut names: Vec<String> = keys.filter_map(|key| name_of_root_key(key)).collect();
         names.sort_unstable();
         Ok(names)
     }
@@ -127,9 +149,12 @@ impl<'a, P: CheckPort> Walk<'a, P> {
                 false => check_name(name),
             };
             valid.map_err(|error| CheckError::BadName(name.clone(), error.to_string()))?;
-            let is_there = self.read_root(name).await?;
-            if !is_there.is_some_and(|(root, _)| root.is_ok_and(|root| !root.deleted)) {
-                return Err(CheckError::NoSuchVolume(name.clone()));
+            let is_there = |root: &Root| !root.deleted || root.is_leaving();
+            match self.read_root(name).await? {
+                Some((Ok(root), _)) if is_there(&root) => {}
+                Some((Ok(root), _)) => return Err(self.why_not_there(&root).await?),
+                // As it always was: what cannot be read is no volume.
+                _ => return Err(CheckError::NoSuchVolume(name.clone())),
             }
             all.push(name.clone());
             if !is_snapshot {
@@ -138,6 +163,23 @@ impl<'a, P: CheckPort> Walk<'a, P> {
             }
         }
         Ok(all)
+    }
+
+    /// The error for whoever asks by the name of a deleted root: with its name of today, if it was renamed.
+    async fn why_not_there(&self, deleted: &Root) -> Result<CheckError, CheckError> {
+        let name = deleted.name.clone();
+        let missing = CheckError::NoSuchVolume(name.clone());
+        let mark = deleted.rename_mark();
+        let Some(mark) = mark.filter(|mark| mark.step == RenameStep::Gone) else {
+            return Ok(missing);
+        };
+        let is_it = |root: &Root| {
+            let is_there = !root.deleted || root.is_leaving();
+            is_there && root.volume == mark.volume
+        };
+        let mut standing = read_roots(self.port).await?.into_iter();
+        let found = standing.find(|(_, root)| root.as_ref().is_some_and(is_it));
+        Ok(found.map_or(missing, |(new, _)| CheckError::Renamed(name, new)))
     }
 
     /// A root as it stands; none: there is none.
@@ -169,7 +211,15 @@ impl<'a, P: CheckPort> Walk<'a, P> {
             };
             self.roots.insert(name, root.as_ref().ok());
             let (root, lost) = match root {
-                Ok(root) if root.deleted => return Ok(()),
+                Ok(root) if root.deleted && !root.is_leaving() => {
+                    let mark = root.rename_mark();
+                    let gone = mark.filter(|mark| mark.step == RenameStep::Gone);
+                    self.renamed
+                        .extend(gone.map(|mark| (mark.volume, mark.other)));
+                    return Ok(());
+                }
+                // Under the name that it had, or gets.
+                Ok(root) if self.checked.contains(&root.volume) => return Ok(()),
                 Ok(root) => {
                     let lost = self.walk(&root).await?;
                     (root, lost)
@@ -191,6 +241,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
                 }
             }
             self.count(name);
+            self.checked.insert(root.volume);
             self.add_lost(name, &root, lost);
             return Ok(());
         }

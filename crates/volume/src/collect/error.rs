@@ -21,7 +21,7 @@ pub enum CollectError {
     NewerCandidates(FormatError),
     /// Two sessions have the same random bits, so firn did not write one of the keys.
     TwoSessions,
-    /// New volumes and pins appeared faster than the pass read them.
+    /// New volumes and pins appeared, or volumes got other names, faster than the pass read them.
     Moving,
 }
 
@@ -63,7 +63,7 @@ impl std::fmt::Display for CollectError {
                  or indexes/ was not written by firn; remove it",
             ),
             CollectError::Moving => f.write_str(
-                "garbage collection removed nothing: volumes and forks came faster than they could be read; \
+                "garbage collection removed nothing: volumes and forks came, or got other names, faster than they could be read; \
                  it will be tried again",
             ),
         }

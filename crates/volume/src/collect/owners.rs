@@ -1,4 +1,4 @@
-//! Finds the volumes of the objects that a pass is about to remove.
+//! Finds the volumes of the objects that a pass is about to remove, and whether all have roots that must have.
 //!
 //! A volume has a root, or a tombstone, from before its first object and for ever. So objects of a volume that
 //! has neither show that somebody else removed its root, and they are all that is left of it, because no log
@@ -12,10 +12,12 @@ use super::error::CollectError;
 use super::listing::{ListedObject, Listing};
 use super::{CollectPort, SIDE_BY_SIDE};
 use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::hostlog::name_look::{LookError, look_for};
+use crate::hostlog::root_updates::has_tombstone;
 use crate::jobs::join_all;
-use crate::object::FormatError;
 use crate::object::pack::{TRAILER_BYTES, decode_footer, footer_offset};
 use crate::object::page::{HEADER_BYTES, block_volume};
+use crate::object::{FormatError, ROOT_PREFIX, SNAPSHOT_PREFIX};
 use crate::units::VolumeId;
 
 /// The bytes of a pack's end that are read first: most footers are shorter.
@@ -23,6 +25,34 @@ const TAIL_BYTES: u64 = 4 << 10;
 
 /// Attempts of a read whose failure may be temporary.
 const READS_MAX: u32 = 8;
+
+/// Checks whether each of these volumes has a root, or was deleted. An operator may put a missing root back, and
+/// it is not known what that would name. `rooted` have a root, or a tombstone in its place.
+pub(super) async fn check_roots(
+    port: &impl CollectPort,
+    rooted: &BTreeSet<VolumeId>,
+    volumes: &BTreeSet<VolumeId>,
+) -> Result<(), CollectError> {
+    for volume in volumes.difference(rooted) {
+        if !has_tombstone(port, *volume).await && !canary::active!("missing_root_needs_nothing") {
+            return Err(why_not_rooted(port, *volume).await);
+        }
+    }
+    Ok(())
+}
+
+/// Why the pass has not seen a root of a volume. One that got another name while the pass read roots has one, and nobody is to
+/// be told that it is lost.
+async fn why_not_rooted(port: &impl CollectPort, volume: VolumeId) -> CollectError {
+    if canary::active!("what_a_pass_missed_is_lost") {
+        return CollectError::RootMissing(volume);
+    }
+    match look_for(port, &[ROOT_PREFIX, SNAPSHOT_PREFIX], volume).await {
+        Ok(found) if found.own.is_empty() => CollectError::RootMissing(volume),
+        Ok(_) | Err(LookError::Moving) => CollectError::Moving,
+        Err(LookError::Unreadable(key, error)) => CollectError::Unreadable(key, error),
+    }
+}
 
 /// The volumes to which these objects belong.
 ///

@@ -9,8 +9,8 @@ use super::candidates::{CANDIDATES_KEY, CANDIDATES_MAX, Candidate, Candidates, H
 use super::listing::{Listing, list_objects, remove};
 use super::logs::{EndedSessions, read_logs};
 use super::named::NamedObjects;
-use super::owners::owners;
-use super::trace::{Trace, check_roots};
+use super::owners::{check_roots, owners};
+use super::trace::Trace;
 use super::{CollectPort, SIDE_BY_SIDE};
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::names::SessionName;

@@ -20,8 +20,7 @@ use crate::object::page::{BlockRef, Page, decode_of_any, decode_page};
 use crate::object::root::{RenameMark, RenameStep, Root};
 use crate::object::sessions::SessionNames;
 use crate::object::{
-    FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key, snapshot_of_root_key,
-    volume_of_root_key,
+    FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, name_of_root_key, root_key,
 };
 use crate::units::{Epoch, VolumeId};
 
@@ -102,8 +101,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             let mut keys = list(self.port, ROOT_PREFIX).await;
             keys.extend(list(self.port, SNAPSHOT_PREFIX).await);
             for (key, _) in keys {
-                let volume = volume_of_root_key(&key).map(str::to_owned);
-                if let Some(name) = volume.or_else(|| snapshot_of_root_key(&key))
+                if let Some(name) = name_of_root_key(&key)
                     && roots.insert(name.clone())
                 {
                     is_new = true;
@@ -386,21 +384,6 @@ impl BlockRun {
     fn bytes(&self) -> u64 {
         self.0.iter().map(|(_, block)| u64::from(block.bytes)).sum()
     }
-}
-
-/// Checks whether each of these volumes has a root, or was deleted. An operator may put a missing root back, and
-/// it is not known what that would name. `rooted` have a root, or a tombstone in its place.
-pub(super) async fn check_roots(
-    port: &impl CollectPort,
-    rooted: &BTreeSet<VolumeId>,
-    volumes: &BTreeSet<VolumeId>,
-) -> Result<(), CollectError> {
-    for volume in volumes.difference(rooted) {
-        if !has_tombstone(port, *volume).await && !canary::active!("missing_root_needs_nothing") {
-            return Err(CollectError::RootMissing(*volume));
-        }
-    }
-    Ok(())
 }
 
 async fn read_run<T: Send + 'static>(

@@ -2,9 +2,10 @@
 //!
 //! [`pack`] holds data and the index of what it holds; [`page`] and [`node`] the base pages and the
 //! directory into which deltas are folded; [`root`] the one small mutable object per volume, and [`extensions`]
-//! what only some roots have; [`sessions`] who wrote what they name. Packs and index objects are immutable and their names are used once.
+//! what only some roots have; [`name_table`] what looks through all roots say; [`sessions`] who wrote what they name. Packs and index objects are immutable and their names are used once.
 
 pub mod extensions;
+pub(crate) mod name_table;
 pub mod node;
 pub mod pack;
 pub mod pack_writer;
@@ -69,6 +70,12 @@ pub fn snapshots_of(volume: &str) -> String {
 /// The volume whose root has this key.
 pub fn volume_of_root_key(key: &str) -> Option<&str> {
     key.strip_prefix(ROOT_PREFIX)?.strip_suffix("/root")
+}
+
+/// The volume or snapshot whose root has this key.
+pub(crate) fn name_of_root_key(key: &str) -> Option<String> {
+    let volume = volume_of_root_key(key).map(str::to_owned);
+    volume.or_else(|| snapshot_of_root_key(key))
 }
 
 /// The snapshot, `VOLUME@SNAPSHOT`, whose root has this key.

@@ -65,8 +65,14 @@ pub(super) async fn find(
 ) -> Result<Target, RebuildError> {
     let name = &request.name;
     check_names(request)?;
+    let mut others = all_roots(port).await?;
     let standing = read_root(port, name).await?;
-    let mut others = other_roots(port, name).await?;
+    let before = others.remove(name).map(|root| root.volume);
+    if let Some((Some(root), _)) = &standing
+        && before != Some(root.volume)
+    {
+        return Err(RebuildError::Outrun(root_key(name)));
+    }
     let mut version = None;
     if let Some((root, at)) = standing {
         match root {
@@ -88,7 +94,10 @@ pub(super) async fn find(
                 if let (Some(mark), None) = (root.rename_mark(), &request.volume)
                     && mark.step != RenameStep::Kept
                 {
-                    return Err(RebuildError::Renamed(name.clone(), mark.other));
+                    let mut standing = others.iter().filter(|(_, root)| !root.deleted);
+                    let found = standing.find(|(_, root)| root.volume == mark.volume);
+                    let new = found.map_or(mark.other, |(new, _)| new.clone());
+                    return Err(RebuildError::Renamed(name.clone(), new));
                 }
                 let is_tombstone = root.deleted;
                 if is_tombstone && request.volume.is_none() {
@@ -252,13 +261,9 @@ async fn check_index_lost(port: &impl CheckPort, root: &Root) -> Result<(), Rebu
     }
 }
 
-/// The roots of all other volumes and snapshots, tombstones included.
-async fn other_roots(
-    port: &impl RebuildPort,
-    but: &str,
-) -> Result<BTreeMap<String, Root>, RebuildError> {
+/// The roots of all volumes and snapshots, tombstones included.
+async fn all_roots(port: &impl RebuildPort) -> Result<BTreeMap<String, Root>, RebuildError> {
     let roots = read_roots(port).await?.into_iter();
-    let roots = roots.filter(|(name, _)| name != but);
     Ok(roots
         .filter_map(|(name, root)| Some((name, root?)))
         .collect())

@@ -49,6 +49,7 @@ mod rebuild_histories;
 mod rebuild_order;
 mod recovery_point;
 mod rename;
+mod rename_looks;
 mod rename_races;
 mod restart;
 mod restores;

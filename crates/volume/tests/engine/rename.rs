@@ -6,7 +6,7 @@
 use volume::object::root::RenameStep;
 use volume::{OpenError, VolumeSpec};
 
-use crate::support::checks::check_all;
+use crate::support::checks::{check_all, check_moving};
 use crate::support::hosts::{close, delete, elsewhere, hand_over, root_of};
 use crate::support::points::{
     delete_snapshot, done, fork, gc, make_fork, packs, snapshot, snapshot_names, whole_list,
@@ -442,6 +442,86 @@ fn without_its_root_a_renamed_volume_is_missing_and_nothing_of_it_is_garbage() {
     check_renamed(&mut world, "put back");
 }
 
+/// What is said of a name behind a chain of renamings.
+fn said_of(world: &mut World, name: &str) -> String {
+    let opened = world.try_open(name, true);
+    let opened = opened.expect_err("it has another name").to_string();
+    let again = rename(world, name, "fourth");
+    let again = again.expect_err("it has another name").to_string();
+    assert_eq!(opened, again);
+    opened
+}
+
+#[test]
+fn behind_a_chain_of_renamings_an_old_name_leads_to_the_one_of_today_or_to_the_id() {
+    let mut world = with_snapshot();
+    let id = root_of(&world.env, "demo").volume;
+    rename(&mut world, "demo", "another").expect("renamed");
+    rename(&mut world, "another", "third").expect("renamed");
+    let said = said_of(&mut world, "demo");
+    assert!(
+        said.contains("demo was renamed: its name is third now"),
+        "{said}"
+    );
+    let again = rename(&mut world, "demo", "another").expect_err("it has a third name");
+    assert_eq!(again.to_string(), said);
+    // While it is half renamed it has the name that it is listed by.
+    for at in 0..60 {
+        let mut there = elsewhere(&world);
+        there.env.fault_after = Some((at, Fault::Outage));
+        let answer = there.host.rename_volume("third", "fourth");
+        there.pass(200);
+        drop(answer);
+        (there.env.outage, there.env.fault_after) = (false, None);
+        let mut there = World::start(there.kill());
+        let said = there.try_open("demo", true).expect_err("renamed");
+        let name = names(&mut there).remove(0);
+        let told = [&name[..], "third", "fourth"];
+        let is_told = told.iter().any(|name| {
+            let text = format!("demo was renamed: its name is {name} now");
+            said.to_string().contains(&text)
+        });
+        assert!(is_told, "{at}: {said}");
+    }
+    // Another takes a name between, or the volume is deleted: then its id tells.
+    let mut other = elsewhere(&world);
+    create(&mut world, "another").expect("the name is free");
+    delete_snapshots_and(&mut other, "third");
+    for world in [&mut world, &mut other] {
+        let said = said_of(world, "demo");
+        assert!(
+            said.contains("demo was renamed to") && said.contains(&id.to_string()),
+            "{said}"
+        );
+        assert!(said.contains("firn volume list"), "{said}");
+    }
+}
+
+/// Deletes a volume with its snapshot.
+fn delete_snapshots_and(world: &mut World, name: &str) {
+    let snapshot = format!("{name}@one");
+    delete_snapshot(world, &snapshot).expect("deleted");
+    delete(world, name);
+}
+
+#[test]
+fn a_check_by_an_old_name_says_the_one_of_today() {
+    let mut world = with_snapshot();
+    rename(&mut world, "demo", "another").expect("renamed");
+    rename(&mut world, "another", "third").expect("renamed");
+    let mut other = elsewhere(&world);
+    create(&mut other, "another").expect("the name is free");
+    for world in [&world, &other] {
+        let objects = &world.env.objects;
+        for (old, new) in [("demo", "third"), ("demo@one", "third@one")] {
+            let refused = check_moving(objects, objects, 0, &[old], false);
+            let said = refused.expect_err("renamed").to_string();
+            let told = format!("{old} was renamed: its name is {new} now");
+            assert!(said.contains(&told), "{said}");
+        }
+    }
+}
+
 #[cfg(feature = "planted")]
 #[test]
 fn each_planted_bug_is_seen() {
@@ -457,6 +537,10 @@ fn each_planted_bug_is_seen() {
         (
             "snapshots_stay_behind",
             a_renamed_volume_keeps_its_identity_its_data_and_its_snapshots,
+        ),
+        (
+            "only_the_next_name_is_told",
+            behind_a_chain_of_renamings_an_old_name_leads_to_the_one_of_today_or_to_the_id,
         ),
         (
             "pins_are_judged_by_their_name_alone",

@@ -177,7 +177,10 @@ fn into_json(found: &CheckReport, repaired: &[Repair]) -> serde_json::Value {
 async fn explain(port: &StorePort, error: CheckError) -> Failure {
     let text = error.to_string();
     let code = match &error {
-        CheckError::NoSuchVolume(name) if name.contains('@') => FailureCode::NoSuchSnapshot,
+        CheckError::NoSuchVolume(name) | CheckError::Renamed(name, _) if name.contains('@') => {
+            FailureCode::NoSuchSnapshot
+        }
+        CheckError::Renamed(..) => FailureCode::NoSuchVolume,
         CheckError::NoSuchVolume(name) => {
             let lost = find_rootless(port).await.unwrap_or_default();
             if let Some(lost) = lost.iter().find(|lost| lost.name == *name) {
@@ -200,7 +203,9 @@ async fn explain(port: &StorePort, error: CheckError) -> Failure {
             return Failure::new(FailureCode::NoSuchVolume, text);
         }
         CheckError::BadName(..) => FailureCode::Invalid,
-        CheckError::NoAnswer(..) | CheckError::Moving(_) => FailureCode::StoreFailed,
+        CheckError::NoAnswer(..) | CheckError::Moving(_) | CheckError::NamesMoving => {
+            FailureCode::StoreFailed
+        }
         CheckError::Bug(_) => FailureCode::Internal,
     };
     Failure::new(code, text)

@@ -141,7 +141,7 @@ async fn make_volume(
 }
 
 /// Checks, after the upload, that the base's objects were named until the pin was written.
-async fn check_base(engine: &Engine, tail: &Tail, base: &Base) -> Result<(), OpenError> {
+async fn check_base(engine: &Arc<Engine>, tail: &Tail, base: &Base) -> Result<(), OpenError> {
     let volume = tail.id().volume;
     let standing = read_root_by_old_name(engine, tail.name(), volume).await?;
     let standing = standing.root;
@@ -203,7 +203,7 @@ fn forked_root(
 }
 
 /// Finds the store's state at the tail's last own commit, if it can still be told.
-async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
+async fn find_base(engine: &Arc<Engine>, tail: &Tail) -> Result<Base, OpenError> {
     let (name, stored) = (tail.name(), tail.stored_lsn());
     let gone = |why: String| OpenError::BaseGone {
         volume: name.to_owned(),

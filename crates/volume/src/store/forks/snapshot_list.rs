@@ -195,7 +195,9 @@ pub(crate) async fn show_snapshot(engine: &Engine, name: &str) -> Result<Snapsho
     let kept = kept_behind(engine, volume, None).remove(name);
     let head = match read_root(engine, name).await {
         Err(OpenError::NoSuchVolume(_)) => return kept.ok_or_else(missing),
-        Err(renamed @ OpenError::Renamed { .. }) => return kept.ok_or(renamed),
+        Err(renamed @ (OpenError::Renamed { .. } | OpenError::RenamedAndGone { .. })) => {
+            return kept.ok_or(renamed);
+        }
         head => head?,
     };
     let info = SnapshotInfo::of(&head.root);

@@ -59,7 +59,8 @@ use crate::store::open::load_index::{EarlyIndex, load_index};
 use crate::store::open::tail_claim::TailClaim;
 use crate::store::open::take_together::read_logs;
 use crate::store::roots::checks::check_goes_on;
-use crate::store::roots::{read_any_root, unusable_root_error, why_not_there};
+use crate::store::roots::renamed::why_not_there_now;
+use crate::store::roots::{read_any_root, unusable_root_error};
 use crate::sync::atomic::Ordering;
 use crate::units::{LogSession, Lsn};
 
@@ -287,7 +288,7 @@ async fn read_root_of_tails(engine: &Engine, name: &str) -> Result<KnownRoot, Op
                 false => missing,
             })
         }
-        Ok(head) if head.root.deleted => Err(why_not_there(&head.root)),
+        Ok(head) if head.root.deleted => Err(why_not_there_now(engine, &head).await),
         head => head,
     }
 }

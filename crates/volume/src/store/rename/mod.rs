@@ -10,13 +10,15 @@
 //!
 //! Only the second step decides, by one conditional update of the root that the first step named. Nobody opens a volume
 //! between it and its arrival, and never does a volume have two roots that can be opened. [`signs`] says what each of
-//! these roots means to others.
+//! these roots means to others, and [`identity`] finds a volume wherever names have gone.
 
 pub(crate) mod arrival;
+pub(in crate::store) mod identity;
 pub(crate) mod signs;
 
 use std::sync::Arc;
 
+use crate::driver::Version;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::Position;
@@ -35,7 +37,8 @@ use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::open::{discard_tail, tail_claim::TailClaim};
 use crate::store::rename::arrival::{SnapshotsOf, finish, put_root};
 use crate::store::rename::signs::{check_free_of_renaming, leaves_for, renamed_snapshot};
-use crate::store::roots::{read_any_root, read_root, replace_root, why_not_there};
+use crate::store::roots::renamed::why_not_there_now;
+use crate::store::roots::{read_any_root, read_root, replace_root};
 use crate::units::Epoch;
 
 /// Gives a volume that nobody has open another name, or goes on where that was cut short.
@@ -62,18 +65,15 @@ pub(crate) async fn rename(
         Some(RenameStep::Leaving) if is_same => standing,
         // It was done before. Another may have the name by now, and the volume a third one.
         Some(RenameStep::Gone) if is_same => {
-            let renamed = info_of(engine, new).await?;
-            let is_it = standing
-                .root
-                .rename_mark()
-                .is_some_and(|mark| mark.volume == renamed.id);
-            return match is_it {
-                true => Ok(renamed),
-                false => Err(why_not_there(&standing.root)),
+            let known = standing.root.rename_mark().map(|mark| mark.volume);
+            return match info_of(engine, new).await {
+                Ok(renamed) if Some(renamed.id) == known => Ok(renamed),
+                Err(error @ OpenError::Store(_)) => Err(error),
+                _ => Err(why_not_there_now(engine, &standing).await),
             };
         }
         None if !standing.root.deleted => leave(engine, standing, new).await?,
-        _ => return Err(why_not_there(&standing.root)),
+        _ => return Err(why_not_there_now(engine, &standing).await),
     };
     let renamed = match leaving.root.is_leaving() {
         true => finish(engine, leaving).await?,
@@ -283,15 +283,24 @@ async fn free_name(engine: &Arc<Engine>, kept: &Root) {
             return Ok(());
         }
         check_free_of_renaming(engine, &standing.root).await?;
-        let mut root = above(standing.root.clone(), &standing.root);
-        root.clear_rename_mark();
-        replace_root(engine, &root, &standing.version)
-            .await
-            .map(drop)
+        give_back_name(engine, &standing.root, &standing.version).await
     };
     if let Err(error) = freed.await {
         tracing::debug!(name = kept.name, %error, "a name stays kept for a volume that was not renamed");
     }
+}
+
+/// Gives a kept name back, if this root keeps it still. Only for a volume that cannot have left for it, or has no root any
+/// more: with another identity there, nothing arrives for which the name was kept.
+pub(in crate::store) async fn give_back_name(
+    engine: &Arc<Engine>,
+    kept: &Root,
+    version: &Version,
+) -> Result<(), OpenError> {
+    let mut root = above(kept.clone(), kept);
+    root.volume = engine.next_volume_id();
+    root.clear_rename_mark();
+    replace_root(engine, &root, version).await.map(drop)
 }
 
 /// The volume as it stands under a name.

@@ -2,16 +2,17 @@
 //!
 //! Reads only. A name that is kept for a volume counts as taken for as long as that volume's root may leave for it.
 
+use std::sync::Arc;
+
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::object::SNAPSHOT_SIGN;
 use crate::object::root::{RenameMark, RenameStep, Root};
 use crate::store::flow::upload_state::KnownRoot;
+use crate::store::rename::identity::find_volume;
+use crate::store::roots::renamed::follow_names;
 use crate::store::roots::{read_any_root, why_not_there};
 use crate::units::VolumeId;
-
-/// Renamings behind each other that are followed to a volume's name of today.
-const HOPS_MAX: u32 = 16;
 
 /// Refuses to take the name of a deleted root that a renaming holds.
 pub(in crate::store) async fn check_free_of_renaming(
@@ -50,24 +51,27 @@ pub(super) fn leaves_for(root: &Root, kept: VolumeId) -> bool {
     mark.is_some_and(|mark| mark.step == RenameStep::Leaving && mark.volume == kept)
 }
 
-/// The root of a volume that had this name: where it was renamed, under its name of today. A volume that is on its way
-/// is told as it stands.
+/// The root of a volume that had this name, under its name of today: by the names that it got, or by its identity where
+/// another has taken one of them. A volume that is on its way is told as it stands. One that has no root: what
+/// stands under this name.
 pub(in crate::store) async fn read_root_by_old_name(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     name: &str,
     volume: VolumeId,
 ) -> Result<KnownRoot, OpenError> {
-    let mut head = read_any_root(engine, name).await?;
-    for _ in 0..HOPS_MAX {
-        let Some(mark) = head.root.rename_mark() else {
-            return Ok(head);
-        };
-        if mark.step != RenameStep::Gone || mark.volume != volume {
-            return Ok(head);
-        }
-        head = read_any_root(engine, &mark.other).await?;
+    let under_name = read_any_root(engine, name).await;
+    let trail = match &under_name {
+        Ok(standing) => follow_names(engine, standing, volume).await?,
+        Err(OpenError::NoSuchVolume(_)) => None,
+        Err(_) => return under_name,
+    };
+    if trail.is_some() || canary::active!("rescue_follows_names_alone") {
+        return trail.map_or(under_name, Ok);
     }
-    Ok(head)
+    match find_volume(engine, volume).await? {
+        Some(found) => Ok(found),
+        None => under_name,
+    }
 }
 
 /// The name that a snapshot gets when its volume does.

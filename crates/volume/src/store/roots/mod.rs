@@ -3,9 +3,11 @@
 //!
 //! An update begins with what the host's log has stored: the mark, and the packs up to it. It is repeated until
 //! the store answers. Within an epoch only this process writes the root, because each opening takes an epoch of
-//! its own. [`turn`] says whose update is next, [`checks`] and [`watch`] read roots to see whether they are there.
+//! its own. [`turn`] says whose update is next, [`checks`] and [`watch`] read roots to see whether they are there, [`renamed`]
+//! what name a volume has now.
 
 pub(in crate::store) mod checks;
+pub(in crate::store) mod renamed;
 pub(crate) mod turn;
 pub(crate) mod watch;
 pub(crate) mod watch_state;
@@ -29,6 +31,7 @@ use crate::store::host_log::log_procedures::{
     KeyPrefixes, log_port, mark, stop_host, with_patience,
 };
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
+use crate::store::roots::renamed::why_not_there_now;
 use crate::sync::atomic::Ordering;
 
 /// Roots that a list reads in parallel.
@@ -48,7 +51,7 @@ pub(crate) async fn list_keys(engine: &Engine, prefix: &str) -> Result<Vec<Strin
 
 pub(crate) async fn read_root(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
     match read_any_root(engine, name).await? {
-        head if head.root.deleted => Err(why_not_there(&head.root)),
+        head if head.root.deleted => Err(why_not_there_now(engine, &head).await),
         head => Ok(head),
     }
 }

@@ -20,6 +20,7 @@ use crate::store::trash::entries::{
     AsideWalk, SnapshotWalk, TrashEntry, TrashedVolume, aside_of, find, has_left, list_uncounted,
 };
 use crate::store::trash::namesakes::Namesakes;
+use crate::store::trash::rooted::RootedVolumes;
 use crate::units::Epoch;
 
 /// Failures of the store with so many entries in a row: it is asked for no more of them.
@@ -93,13 +94,14 @@ async fn empty_if_expired(
 }
 
 /// Removes copies of volumes that have a newer root, once their time is over: nobody would look for them.
-async fn remove_uncounted(engine: &Engine, now: u64) -> Result<(), OpenError> {
+async fn remove_uncounted(engine: &Arc<Engine>, now: u64) -> Result<(), OpenError> {
+    let mut rooted = RootedVolumes::new(engine);
     let mut walk = AsideWalk::new(engine, "")?;
     while let Some(group) = walk.next().await? {
         for entry in group.entries {
             if let Some(key) = &entry.aside
                 && entry.mark.until_unix_ms <= now
-                && has_left(engine, &entry).await?
+                && has_left(engine, &mut rooted, &entry).await?
             {
                 remove(engine, key).await?;
             }

@@ -1,9 +1,10 @@
 //! What is in the trash, and under which names.
 //!
-//! Reads only. A root that was put aside counts as long as its volume has no other root: one that was restored in
-//! place while somebody was about to take its name has left the trash.
+//! Reads only. A root that was put aside counts as long as its volume has no other root, under whatever name: one that was
+//! restored in place while somebody was about to take its name has left the trash, and may have been renamed since.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
@@ -16,7 +17,9 @@ use crate::store::catalog::volume_spec::check_name;
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::objects::{store_error, store_with_retry};
 use crate::store::parts::{KEYS_AT_ONCE, ListPart, ListPlace, PartBuilder, RootWalk, list_part};
+use crate::store::rename::identity::find_volume;
 use crate::store::roots::{READS_AT_ONCE, list_keys, read_any_root};
+use crate::store::trash::rooted::RootedVolumes;
 use crate::units::{VolumeId, parse_hex_identity};
 
 /// What the places of those begin with whose names others have taken; no name has a colon.
@@ -90,7 +93,7 @@ impl TrashEntry {
 /// A part of what is in the trash: by name, and behind that those whose names others have taken, by id. One whose name is
 /// taken meanwhile may be told twice.
 pub(crate) async fn list(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     place: &ListPlace,
 ) -> Result<ListPart<TrashedVolume>, OpenError> {
     let part = list_uncounted(engine, place).await?;
@@ -129,7 +132,7 @@ impl UncountedVolume {
 
 /// The same without the numbers of snapshots.
 pub(super) async fn list_uncounted(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     place: &ListPlace,
 ) -> Result<ListPart<UncountedVolume>, OpenError> {
     let mut part = PartBuilder::new(place.limit);
@@ -150,10 +153,11 @@ pub(super) async fn list_uncounted(
         part.pass(ASIDE);
     }
     // After the roots: one that is put aside stands there before its name is taken.
+    let mut rooted = RootedVolumes::new(engine);
     let mut walk = AsideWalk::new(engine, aside.unwrap_or_default())?;
     while let Some(group) = walk.next().await? {
         let entry = match newest(group.entries) {
-            Some(entry) if !has_its_name(engine, &entry).await? => Some(entry),
+            Some(entry) if !has_root(engine, &mut rooted, &entry).await? => Some(entry),
             _ => None,
         };
         let next = format!("{ASIDE}{}", group.volume);
@@ -216,7 +220,7 @@ pub(super) fn parent_of(snapshot: &KnownRoot) -> Option<VolumeId> {
 }
 
 /// The one that was deleted last of those that had this name, or that has this id.
-pub(super) async fn find(engine: &Engine, which: &str) -> Result<TrashEntry, OpenError> {
+pub(super) async fn find(engine: &Arc<Engine>, which: &str) -> Result<TrashEntry, OpenError> {
     if let Some(id) = parse_hex_identity(which).map(VolumeId)
         && let Some(entry) = of_id(engine, id).await?
     {
@@ -228,41 +232,41 @@ pub(super) async fn find(engine: &Engine, which: &str) -> Result<TrashEntry, Ope
         .ok_or_else(|| OpenError::NotInTrash(which.to_owned()))
 }
 
-async fn of_id(engine: &Engine, id: VolumeId) -> Result<Option<TrashEntry>, OpenError> {
+async fn of_id(engine: &Arc<Engine>, id: VolumeId) -> Result<Option<TrashEntry>, OpenError> {
     let keys = aside_of(engine, id).await?;
-    if let Some(entry) = newest(read_all_aside(engine, &keys).await?) {
+    let mut aside = newest(read_all_aside(engine, &keys).await?);
+    if let Some(entry) = &aside {
         match read_standing(engine, entry.name()).await? {
             Some(head) if head.root.volume == id => return Ok(TrashEntry::of(head, None)),
-            // It was renamed, and may be in the trash under its other name.
-            Some(head) if is_of(&head, id) => {}
-            _ => return Ok(Some(entry)),
+            // It was renamed, so it was not in the trash then.
+            Some(head) if was_renamed_from(&head, id) => aside = None,
+            _ => {}
         }
     }
-    let mut walk = RootWalk::of_volumes(engine, None);
-    while let Some(roots) = walk.next(READS_AT_ONCE).await? {
+    match find_volume(engine, id).await? {
         // One that is leaving its name may be in the trash under the other.
-        let is_it = |head: &KnownRoot| head.root.volume == id && !head.root.is_leaving();
-        let found = roots.into_iter().find(is_it);
-        if let Some(head) = found {
-            return Ok(TrashEntry::of(head, None));
-        }
+        Some(head) if head.root.is_leaving() => Ok(None),
+        Some(head) => Ok(TrashEntry::of(head, None)),
+        None => Ok(aside),
     }
-    Ok(None)
 }
 
 /// Those that had this name, what was deleted first in front.
-pub(super) async fn of_name(engine: &Engine, name: &str) -> Result<Vec<TrashEntry>, OpenError> {
+async fn of_name(engine: &Arc<Engine>, name: &str) -> Result<Vec<TrashEntry>, OpenError> {
     let under = read_standing(engine, name).await?;
     let mut found = Vec::new();
+    let mut rooted = RootedVolumes::new(engine);
     let mut walk = AsideWalk::new(engine, "")?;
     while let Some(group) = walk.next().await? {
-        let entries = group.entries.into_iter();
-        let is_other = |volume| {
-            under
+        let had_it = |entry: &TrashEntry| entry.name() == name;
+        for entry in group.entries.into_iter().filter(had_it) {
+            let is_its = under
                 .as_ref()
-                .is_none_or(|head| !was_renamed_from(head, volume))
-        };
-        found.extend(entries.filter(|entry| entry.name() == name && is_other(entry.volume())));
+                .is_some_and(|head| is_of(head, entry.volume()));
+            if !is_its && rooted.find(entry.volume()).await?.is_none() {
+                found.push(entry);
+            }
+        }
     }
     Ok(in_order(under.into_iter().collect(), found))
 }
@@ -292,16 +296,28 @@ fn was_renamed_from(standing: &KnownRoot, volume: VolumeId) -> bool {
 }
 
 /// Whether what was put aside has a root of its own: then that alone says whether it is in the trash.
-async fn has_its_name(engine: &Engine, entry: &TrashEntry) -> Result<bool, OpenError> {
-    let standing = read_standing(engine, entry.name()).await?;
-    Ok(standing.is_some_and(|head| is_of(&head, entry.volume())))
+async fn has_root(
+    engine: &Engine,
+    rooted: &mut RootedVolumes<'_>,
+    entry: &TrashEntry,
+) -> Result<bool, OpenError> {
+    match read_standing(engine, entry.name()).await? {
+        Some(head) if is_of(&head, entry.volume()) => Ok(true),
+        _ => Ok(rooted.find(entry.volume()).await?.is_some()),
+    }
 }
 
 /// Whether what was put aside is of a volume that is in the trash no more: it was restored while somebody was about to
 /// take its name.
-pub(super) async fn has_left(engine: &Engine, entry: &TrashEntry) -> Result<bool, OpenError> {
-    let standing = read_standing(engine, entry.name()).await?;
-    Ok(standing.is_some_and(|head| is_of(&head, entry.volume()) && !head.root.is_in_trash()))
+pub(super) async fn has_left(
+    engine: &Engine,
+    rooted: &mut RootedVolumes<'_>,
+    entry: &TrashEntry,
+) -> Result<bool, OpenError> {
+    match read_standing(engine, entry.name()).await? {
+        Some(head) if is_of(&head, entry.volume()) => Ok(!head.root.is_in_trash()),
+        _ => Ok(rooted.find(entry.volume()).await? == Some(true)),
+    }
 }
 
 /// Of the roots of one volume that were put aside the one that counts.

@@ -6,10 +6,11 @@
 //! where they are, hidden from lists. The collector takes all of it for reachable; time alone makes nothing garbage: it lets
 //! [`empty`] take the names away, and what nothing names then is the collector's to judge.
 //!
-//! [`entries`] says what there is, [`restore`] gives a volume back, [`empty`] lets one go, without what
+//! [`entries`] says what there is, and [`rooted`] what has come back; [`restore`] gives a volume back, [`empty`] lets one go, without what
 //! other volumes of its name have, of which [`namesakes`] tells.
 
 pub(crate) mod empty;
 pub(crate) mod entries;
 mod namesakes;
 pub(crate) mod restore;
+mod rooted;
