@@ -217,6 +217,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "names_alone_tell_what_is_in_the_trash",
     "only_the_next_name_is_told",
     "what_a_pass_missed_is_lost",
+    "late_snapshots_stay",
     "a_list_goes_on_behind_what_did_not_fit",
     "diff_forgets_deltas",
     "points_wait_for_ever",

@@ -152,6 +152,12 @@ impl OpenError {
                 "{name} was renamed to {last_name}, and has that name no more: it was deleted, or renamed again, and its \
                  name taken by another; its id is {id}: see `firn volume list --json` and `firn trash list`"
             ),
+            OpenError::Renaming { name, new_name } if name.contains('@') => write!(
+                f,
+                "snapshot {name} is getting the name {new_name}, because its volume was renamed, or that was cut short, and \
+                 until it has ended neither name can be used: try again, or have a pass of the collector go on with it by \
+                 `firn gc`"
+            ),
             OpenError::Renaming { name, new_name } => write!(
                 f,
                 "volume {name} is being renamed to {new_name}, or that was cut short, and until it has ended neither name can \

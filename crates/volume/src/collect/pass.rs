@@ -76,6 +76,8 @@ pub struct Findings {
     pub unsure_hosts: u64,
     /// Names of volumes that are on their way to others, which was perhaps cut short.
     pub leaving: Vec<String>,
+    /// Names of snapshots that seem to have stayed behind when their volumes got other names.
+    pub strays: Vec<String>,
     /// Needless pins that could not be removed this time.
     pub failed_pins: u64,
     /// Another collector ended a pass meanwhile, and this one left the rest to it.
@@ -223,6 +225,7 @@ async fn examine(
     check_roots(port, &rooted, &volumes).await?;
     findings.roots = trace.roots;
     findings.leaving = std::mem::take(&mut trace.leaving);
+    findings.strays = std::mem::take(&mut trace.strays);
     findings.pins = trace.pins;
     let needless = std::mem::take(&mut trace.needless);
     findings.needless_pins = needless.len() as u64;

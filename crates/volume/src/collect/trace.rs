@@ -20,7 +20,7 @@ use crate::object::page::{BlockRef, Page, decode_of_any, decode_page};
 use crate::object::root::{RenameMark, RenameStep, Root};
 use crate::object::sessions::SessionNames;
 use crate::object::{
-    FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, name_of_root_key, root_key,
+    FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, SNAPSHOT_SIGN, name_of_root_key, root_key,
 };
 use crate::units::{Epoch, VolumeId};
 
@@ -50,6 +50,10 @@ pub(super) struct Trace<'a, P> {
     pub(super) leaving: Vec<String>,
     /// Volumes that were renamed, with the names that they got.
     renamed: BTreeMap<VolumeId, String>,
+    /// Names of volumes that are not deleted.
+    names: BTreeMap<VolumeId, String>,
+    /// Names of snapshots whose volumes have other names.
+    pub(super) strays: Vec<String>,
     pub(super) pins: u64,
     /// Keys of needless pins: their child has a root of its own, or had one.
     pub(super) needless: Vec<String>,
@@ -84,6 +88,8 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             epochs: BTreeMap::new(),
             leaving: Vec::new(),
             renamed: BTreeMap::new(),
+            names: BTreeMap::new(),
+            strays: Vec::new(),
             pins: 0,
             needless: Vec::new(),
             index_blocks: 0,
@@ -175,6 +181,9 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             if is_on_way && before.is_none() {
                 self.leaving.push(name.to_owned());
             }
+            if !root.deleted {
+                self.note_name(name, &root);
+            }
             if root.deleted && !is_held {
                 return Ok(());
             }
@@ -186,6 +195,21 @@ impl<'a, P: CollectPort> Trace<'a, P> {
                 Err(TraceError::Gone(_)) => before = Some(version),
                 Err(TraceError::Failed(error)) => return Err(error),
             }
+        }
+    }
+
+    /// Notes where a volume is, or that a snapshot seems to have stayed behind when its volume got another name: roots of
+    /// volumes are read first.
+    fn note_name(&mut self, name: &str, root: &Root) {
+        let Some((volume, _)) = name.split_once(SNAPSHOT_SIGN) else {
+            self.names.insert(root.volume, name.to_owned());
+            return;
+        };
+        let lineage = root.lineage();
+        let parent = lineage.first();
+        let of_today = parent.and_then(|parent| self.names.get(&parent.volume));
+        if of_today.is_some_and(|of_today| of_today != volume) {
+            self.strays.push(name.to_owned());
         }
     }
 

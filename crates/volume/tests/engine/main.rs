@@ -51,6 +51,7 @@ mod recovery_point;
 mod rename;
 mod rename_looks;
 mod rename_races;
+mod rename_strays;
 mod restart;
 mod restores;
 mod roots;

@@ -3,18 +3,21 @@
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 
 use volume::driver::{RequestOp, StoreOp};
 use volume::object::root::{RenameStep, Root};
 use volume::object::root_key;
 use volume::units::{Now, VolumeId};
-use volume::{OpenError, OpenMode, VolumeSpec};
+use volume::{Durability, OpenError, OpenMode, SnapshotInfo, VolumeSpec};
 
 use crate::rename::{
     HOUR_MS, MIB, check_renamed, collect, create, fill, names, rename, with_snapshot,
 };
 use crate::support::hosts::{close, delete, elsewhere, hand_over, root_of};
-use crate::support::points::{delete_snapshot, done, gc, snapshot_names, whole_list};
+use crate::support::points::{
+    delete_snapshot, done, gc, snapshot_infos, snapshot_names, whole_list,
+};
 use crate::support::{Environment, Fault, World};
 
 /// Carries a host's next requests out, so many times.
@@ -379,6 +382,13 @@ fn begin_something(host: &World, random: &mut fastrand::Rng) -> Box<dyn Any> {
         1 => Box::new(host.host.collect_garbage(false)),
         2 => Box::new(host.host.open_volume(one, OpenMode::default())),
         3 => Box::new(host.host.trash_volume(one, HOUR_MS)),
+        4 => {
+            let name = format!("{one}@s{}", random.u32(..));
+            let made = host
+                .host
+                .create_snapshot(&name, Vec::new(), Durability::Store);
+            Box::new(made)
+        }
         _ => Box::new(host.host.rename_volume(one, two)),
     }
 }
@@ -407,10 +417,19 @@ fn check_at_rest(mut world: World, id: VolumeId, seed: u64) {
     let opened = world.try_open(&name, true);
     let volume = opened.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     assert_eq!(world.read_fill(&volume, 0, 4096), 2, "seed {seed}");
-    let taken = snapshot_names(&mut world, &name);
-    assert_eq!(taken, [format!("{name}@one")], "seed {seed}");
-    assert_eq!(fill(&mut world, &taken[0]), 1, "seed {seed}");
     collect(&mut world);
+    let taken = snapshot_infos(&mut world, &name);
+    let one = format!("{name}@one");
+    assert!(taken.iter().any(|info| info.name == one), "seed {seed}");
+    assert_eq!(fill(&mut world, &one), 1, "seed {seed}");
+    let ids: BTreeSet<VolumeId> = taken.iter().map(|info| info.id).collect();
+    assert_eq!(ids.len(), taken.len(), "seed {seed}: {taken:?}");
+    // What was taken of it while it went from name to name is where it is now.
+    for other in ["demo", "another", "third"] {
+        let theirs = snapshot_infos(&mut world, other);
+        let is_stray = |info: &SnapshotInfo| info.of == Some(id) && other != name;
+        assert!(!theirs.iter().any(is_stray), "seed {seed}: {theirs:?}");
+    }
 }
 
 /// What a host has sent to the store, which takes it after the host is gone.

@@ -113,7 +113,7 @@ async fn pass(
         Err(error) => engine.collector.on_failure(error),
     }
     if let Ok(found) = &found {
-        go_on_renaming(engine, &found.leaving).await;
+        go_on_renaming(engine, found).await;
     }
     // A store that answered all of a pass answers here, too, so nobody waits longer for a pass that fails. What leaves
     // the trash now is garbage for the next pass, and nothing is wrong with this one if it stays.
@@ -125,14 +125,22 @@ async fn pass(
     found
 }
 
-/// Goes on with renamings that were cut short.
-async fn go_on_renaming(engine: &Arc<Engine>, leaving: &[String]) {
-    for name in leaving {
+/// Goes on with renamings that were cut short, and has snapshots follow that stayed behind.
+async fn go_on_renaming(engine: &Arc<Engine>, found: &Findings) {
+    for name in &found.leaving {
         match rename::go_on(engine, name).await {
             // Whoever gave the command is at it.
             Ok(()) | Err(OpenError::Busy(_)) => {}
             Err(error) => {
                 tracing::warn!(volume = name, %error, "a renaming that was cut short is not gone on with");
+            }
+        }
+    }
+    for name in &found.strays {
+        match rename::strays::follow(engine, name).await {
+            Ok(_) | Err(OpenError::Busy(_)) => {}
+            Err(error) => {
+                tracing::warn!(snapshot = name, %error, "it stays under this name, and its volume has another");
             }
         }
     }

@@ -29,7 +29,7 @@ fn hash(name: &str) -> u64 {
 
 impl KnownNames {
     /// This one is about to be made here. Must be called before the store is asked for anything of it.
-    pub(super) fn add(&self, name: &str) {
+    pub(in crate::store) fn add(&self, name: &str) {
         lock(&self.state).hashes.insert(hash(name));
     }
 

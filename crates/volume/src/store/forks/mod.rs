@@ -37,6 +37,7 @@ use crate::store::forks::child::{ChildSpec, check_free};
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
+use crate::store::rename::strays;
 use crate::store::roots::checks::wait_checked;
 use crate::store::roots::{read_any_root, read_root, unusable_root_error, why_not_there};
 use crate::units::VolumeId;
@@ -85,7 +86,18 @@ pub(crate) async fn create_snapshot(
         id: None,
         copied_unix_ms,
     };
-    let (root, _) = make_child(engine, volume, &spec).await?;
+    let (mut root, _) = make_child(engine, volume, &spec).await?;
+    // A volume that is live here has the name yet.
+    if live_tail(engine, volume).is_none() {
+        match strays::follow_made(engine, &root).await {
+            Ok(Some(new)) => root.name = new,
+            Ok(None) => {}
+            // It is there all the same, and a pass of a collector goes on with it.
+            Err(error) => {
+                tracing::warn!(snapshot = name, %error, "it may have stayed behind its volume");
+            }
+        }
+    }
     Ok(SnapshotInfo::of(&root))
 }
 
@@ -242,6 +254,8 @@ pub(in crate::store) async fn delete_snapshot_of(
     }
     let missing = || OpenError::NoSuchSnapshot(name.to_owned());
     let head = match read_any_root(engine, name).await {
+        // It is on its way after its volume.
+        Ok(KnownRoot { root, .. }) if root.is_leaving() => return Err(why_not_there(&root)),
         Ok(KnownRoot { root, .. }) if root.deleted => return Err(missing()),
         Err(OpenError::NoSuchVolume(_)) => return Err(missing()),
         head => head?,
@@ -265,6 +279,9 @@ pub(in crate::store) async fn delete_snapshot_of(
     let keys = KeyPrefixes::default().with_root(name);
     match with_patience(engine, name, keys, update).await? {
         UpdateOutcome::Won(_) => Ok(()),
+        UpdateOutcome::Lost(found) if found.root.rename_mark().is_some() => {
+            Err(why_not_there(&found.root))
+        }
         // An earlier attempt took effect late, or another host has deleted it.
         UpdateOutcome::Lost(found)
             if found.root.deleted && found.root.volume == tombstone.volume =>

@@ -151,7 +151,9 @@ pub(crate) async fn list_snapshots(
             let kept = kept
                 .remove(&root.name)
                 .filter(|kept| kept.id != root.volume);
-            let info = (!root.deleted).then(|| SnapshotInfo::of(&root));
+            // One that is on its way after its volume is told as it was, so that nobody takes it for lost.
+            let is_there = !root.deleted || root.is_leaving();
+            let info = is_there.then(|| SnapshotInfo::of(&root));
             let info = match info {
                 Some(info) if parents.hide(&info).await? => None,
                 info => info,

@@ -20,14 +20,14 @@ use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{is_unmoved, write_pin};
 use crate::store::parts::RootWalk;
 use crate::store::rename::signs::renamed_snapshot;
-use crate::store::rename::{above, info_of};
+use crate::store::rename::{above, info_of, time_of};
 use crate::store::roots::{
     READS_AT_ONCE, put_first_root, read_any_root, replace_root, why_not_there,
 };
 use crate::store::trash::entries::why_taken;
 use crate::units::{Epoch, VolumeId};
 
-/// Takes a volume that has left its old name to the end of its way.
+/// Takes a volume, or a snapshot that follows one, which has left its old name to the end of its way.
 pub(super) async fn finish(
     engine: &Arc<Engine>,
     leaving: KnownRoot,
@@ -35,7 +35,9 @@ pub(super) async fn finish(
     let Some(mark) = leaving.root.rename_mark() else {
         return Err(why_not_there(&leaving.root));
     };
-    move_snapshots(engine, &leaving, &mark.other).await?;
+    if leaving.root.labels().is_none() {
+        move_snapshots(engine, &leaving, &mark.other).await?;
+    }
     arrive(engine, &leaving.root, &mark).await?;
     let gone = gone_root(engine, &leaving.root, leaving.root.volume, &mark.other);
     // Whoever was quicker has done the same.
@@ -43,7 +45,7 @@ pub(super) async fn finish(
     info_of(engine, &mark.other).await
 }
 
-/// Puts the volume's root under its new name, unless that was done.
+/// Puts the root under its new name, unless that was done.
 async fn arrive(engine: &Arc<Engine>, leaving: &Root, mark: &RenameMark) -> Result<(), OpenError> {
     let new = &mark.other;
     let standing = match read_any_root(engine, new).await {
@@ -69,7 +71,7 @@ async fn arrive(engine: &Arc<Engine>, leaving: &Root, mark: &RenameMark) -> Resu
         first: leaving.lsn.next(),
         sequence: leaving.sequence + 1,
         deleted: false,
-        unix_ms: engine.jobs.now().unix_ms,
+        unix_ms: time_of(engine, leaving),
         ..leaving.clone()
     };
     root.clear_rename_mark();
@@ -103,7 +105,7 @@ async fn pin(engine: &Engine, root: &Root) -> Result<(), OpenError> {
 }
 
 /// What is left under a name that a volume or snapshot had: an identity of its own, for it says nothing of the other's.
-fn gone_root(engine: &Engine, from: &Root, volume: VolumeId, new: &str) -> Root {
+pub(super) fn gone_root(engine: &Engine, from: &Root, volume: VolumeId, new: &str) -> Root {
     let identity = match canary::active!("old_name_has_the_volumes_identity") {
         true => from.volume,
         false => engine.next_volume_id(),

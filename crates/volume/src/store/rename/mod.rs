@@ -10,11 +10,13 @@
 //!
 //! Only the second step decides, by one conditional update of the root that the first step named. Nobody opens a volume
 //! between it and its arrival, and never does a volume have two roots that can be opened. [`signs`] says what each of
-//! these roots means to others, and [`identity`] finds a volume wherever names have gone.
+//! these roots means to others, [`identity`] finds a volume wherever names have gone, and [`strays`] has snapshots
+//! follow that came too late.
 
 pub(crate) mod arrival;
 pub(in crate::store) mod identity;
 pub(crate) mod signs;
+pub(crate) mod strays;
 
 use std::sync::Arc;
 
@@ -37,6 +39,7 @@ use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::open::{discard_tail, tail_claim::TailClaim};
 use crate::store::rename::arrival::{SnapshotsOf, finish, put_root};
 use crate::store::rename::signs::{check_free_of_renaming, leaves_for, renamed_snapshot};
+use crate::store::rename::strays::follow_all;
 use crate::store::roots::renamed::why_not_there_now;
 use crate::store::roots::{read_any_root, read_root, replace_root};
 use crate::units::Epoch;
@@ -76,7 +79,7 @@ pub(crate) async fn rename(
         _ => return Err(why_not_there_now(engine, &standing).await),
     };
     let renamed = match leaving.root.is_leaving() {
-        true => finish(engine, leaving).await?,
+        true => finish_with_all(engine, leaving).await?,
         false => info_of(engine, new).await?,
     };
     tracing::info!(volume = new, id = %renamed.id, "a volume was renamed: it was {old}");
@@ -98,9 +101,22 @@ pub(crate) async fn go_on(engine: &Arc<Engine>, old: &str) -> Result<(), OpenErr
         RenameStep::Gone => return Ok(()),
     }
     let _locks = lock_names(engine, old, &mark.other)?;
-    let renamed = finish(engine, standing).await?;
+    let renamed = finish_with_all(engine, standing).await?;
     tracing::info!(volume = renamed.name, id = %renamed.id, "a renaming that was cut short was gone on with: it was {old}");
     Ok(())
+}
+
+/// Takes what has left its name to the end of its way, and behind it the snapshots that were made meanwhile.
+async fn finish_with_all(
+    engine: &Arc<Engine>,
+    leaving: KnownRoot,
+) -> Result<VolumeInfo, OpenError> {
+    let left = leaving.root.clone();
+    let renamed = finish(engine, leaving).await?;
+    if left.labels().is_none() {
+        follow_all(engine, &left).await;
+    }
+    Ok(renamed)
 }
 
 fn lock_names(
@@ -252,7 +268,7 @@ pub(super) fn above(root: Root, standing: &Root) -> Root {
     }
 }
 
-/// The volume's root on its way to the name that `kept` keeps.
+/// The root of a volume or snapshot on its way to the name that `kept` keeps.
 fn leaving_root(engine: &Engine, head: &Root, kept: &Root) -> Root {
     let mut root = Root {
         epoch: Epoch(head.epoch.0 + 1),
@@ -262,7 +278,7 @@ fn leaving_root(engine: &Engine, head: &Root, kept: &Root) -> Root {
         predecessor: None,
         mark: Position::default(),
         deleted: true,
-        unix_ms: engine.jobs.now().unix_ms,
+        unix_ms: time_of(engine, head),
         ..head.clone()
     };
     root.set_rename_mark(&RenameMark {
@@ -272,6 +288,14 @@ fn leaving_root(engine: &Engine, head: &Root, kept: &Root) -> Root {
         epoch: kept.epoch,
     });
     root
+}
+
+/// The time in a root that gets another name: a snapshot keeps that at which it was taken.
+fn time_of(engine: &Engine, root: &Root) -> u64 {
+    match root.labels() {
+        Some(_) => root.unix_ms,
+        None => engine.jobs.now().unix_ms,
+    }
 }
 
 /// Gives a name back that was kept for nothing, if it can be told that it is. One that stays is nobody's loss: it is free
