@@ -135,7 +135,7 @@ async fn as_fork(
 
 /// The entry once more, behind the volume that came of it and its snapshots: nothing of it was deleted up to then if it does
 /// not say that it is leaving, and whoever lets it go from now on sees that volume.
-async fn look_again(engine: &Engine, entry: &TrashEntry) -> Result<TrashEntry, OpenError> {
+async fn look_again(engine: &Arc<Engine>, entry: &TrashEntry) -> Result<TrashEntry, OpenError> {
     if canary::active!("trash_is_not_looked_at_again") {
         return Ok(entry.clone());
     }
