@@ -72,7 +72,10 @@ pub(super) const CANARIES: [Canary; 43] = [
             "server",
             "early_clients::a_volume_is_served_as_soon_as_it_is_open_and_clients_of_others_wait_for_theirs",
         ),
-        words: &["was not told what came of its volume"],
+        words: &[
+            "was not told what came of its volume",
+            "the client is served did not happen in time",
+        ],
     },
     Canary {
         name: "drop_fua",

@@ -1,19 +1,23 @@
 //! In which order a start opens volumes, and how many of them at once.
 //!
-//! Those for which clients wait come first, then the others by name. So many are opened at once that a store at a
-//! distance and a slow disk are kept busy, and so few that the first is open long before the last. It must never let
-//! volumes that hang keep others from being opened: each counts for a short time only.
+//! Those for which clients wait come first, then the others by name. A few are opened at once at first, so that the
+//! first is open long before the last, and then ever more, for what openings need of the host's log is read for all of
+//! them together. It must never let volumes that hang keep others from being opened: each counts for a short time only.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::frontends::opening_volumes::OpeningVolumes;
 
-/// Volumes that are opened at once: as many as requests for their roots are under way at once.
-const AT_ONCE: usize = 64;
+/// Volumes that are opened at once in the end. With more of them one for which a client begins to wait would come last.
+const AT_ONCE_MAX: usize = 256;
+
+/// The same at first, and one more for each that is open: what the first of them need is not kept from them by many others.
+const AT_ONCE_MIN: usize = 8;
 
 /// After so long one that is not open does not count any more.
 const COUNTS_FOR: Duration = Duration::from_millis(100);
@@ -44,25 +48,34 @@ impl<T> OpeningOrder<T> {
 
 /// Places for volumes that are opened at once.
 #[derive(Debug)]
-pub(super) struct OpeningSlots(Semaphore);
+pub(super) struct OpeningSlots {
+    free: Semaphore,
+    /// How many more there will be.
+    more: AtomicUsize,
+}
 
 impl Default for OpeningSlots {
     fn default() -> Self {
-        OpeningSlots(Semaphore::new(AT_ONCE))
+        OpeningSlots {
+            free: Semaphore::new(AT_ONCE_MIN),
+            more: AtomicUsize::new(AT_ONCE_MAX - AT_ONCE_MIN),
+        }
     }
 }
 
 /// One such place.
 #[derive(Debug)]
 pub(super) struct OpeningSlot<'a> {
+    slots: &'a OpeningSlots,
     _permit: Option<SemaphorePermit<'a>>,
 }
 
 impl OpeningSlots {
     pub(super) async fn take(&self) -> OpeningSlot<'_> {
         // Never closed; were it, going on without a permit is right.
-        let permit = self.0.acquire().await;
+        let permit = self.free.acquire().await;
         OpeningSlot {
+            slots: self,
             _permit: permit.ok(),
         }
     }
@@ -77,6 +90,17 @@ impl OpeningSlot<'_> {
         }
         drop(self);
         opening.await
+    }
+}
+
+impl Drop for OpeningSlot<'_> {
+    fn drop(&mut self) {
+        let one_less = |more: usize| more.checked_sub(1);
+        let more = &self.slots.more;
+        let is_more = more.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        if is_more.is_ok() {
+            self.slots.free.add_permits(1);
+        }
     }
 }
 
@@ -115,10 +139,10 @@ mod tests {
     async fn a_volume_that_hangs_keeps_its_place_from_others_for_a_short_time_only() {
         let slots = OpeningSlots::default();
         let mut taken = Vec::new();
-        for _ in 0..AT_ONCE {
+        for _ in 0..AT_ONCE_MIN {
             taken.push(slots.take().await);
         }
-        assert_eq!(slots.0.available_permits(), 0);
+        assert_eq!(slots.free.available_permits(), 0);
         let hanging = taken.pop().unwrap();
         let began = std::time::Instant::now();
         tokio::select! {
@@ -126,7 +150,16 @@ mod tests {
             _next = slots.take() => {}
         }
         assert!(began.elapsed() >= COUNTS_FOR);
-        let opened = taken.pop().unwrap().keep_during(async { 7 }).await;
-        assert_eq!((opened, slots.0.available_permits()), (7, 2));
+    }
+
+    #[tokio::test]
+    async fn a_few_volumes_are_opened_at_once_at_first_and_more_with_each_that_is_open() {
+        let slots = OpeningSlots::default();
+        for opened in 1..=2 * AT_ONCE_MAX {
+            let slot = slots.take().await;
+            assert_eq!(slot.keep_during(async { opened }).await, opened);
+            let free = (AT_ONCE_MIN + opened).min(AT_ONCE_MAX);
+            assert_eq!(slots.free.available_permits(), free);
+        }
     }
 }
