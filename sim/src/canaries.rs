@@ -214,6 +214,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "forgotten_volume_arrives",
     "rescue_follows_names_alone",
     "the_check_looks_once",
+    "a_rebuild_looks_once",
+    "pinned_volume_is_lost",
     "names_alone_tell_what_is_in_the_trash",
     "only_the_next_name_is_told",
     "what_a_pass_missed_is_lost",

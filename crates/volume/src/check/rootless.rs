@@ -131,7 +131,8 @@ pub(crate) async fn read_roots(
         for (name, root) in &roots {
             root.iter().for_each(|root| table.insert(name, root));
         }
-        if before.is_some_and(|before| table.confirms(&before)) {
+        let is_certain = before.is_some_and(|before| table.confirms(&before));
+        if is_certain || canary::active!("a_rebuild_looks_once") {
             return Ok(roots);
         }
         before = Some(table);

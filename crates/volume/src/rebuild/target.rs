@@ -127,7 +127,7 @@ async fn find_rootless(
 ) -> Result<Target, RebuildError> {
     let found = find_volume(port, request, parts, &others).await;
     let pinned = match &found {
-        Err(RebuildError::NotFound(..)) => pinned_root(port, request).await?,
+        Err(RebuildError::NotFound(..)) => pinned_root(port, request, &others).await?,
         _ => None,
     };
     let volume = match &pinned {
@@ -179,16 +179,24 @@ fn check_names(request: &RebuildRequest) -> Result<(), RebuildError> {
 }
 
 /// The first root of a fork that was never written: the pin that was there before the root has it, until a collector
-/// has found that it is not needed.
+/// has found that it is not needed. A volume that was renamed has such a pin, too, and its root.
 async fn pinned_root(
     port: &impl RebuildPort,
     request: &RebuildRequest,
+    others: &BTreeMap<String, Root>,
 ) -> Result<Option<Root>, RebuildError> {
     let pins = read_pins(port, "").await?;
     let mut roots = pins.into_iter().map(|pin| pin.root);
-    let wanted = |root: &Root| match request.volume {
-        Some(id) => root.volume == id,
-        None => root.name == request.name,
+    let has_root = |root: &Root| {
+        let is_rooted = others.values().any(|other| other.volume == root.volume);
+        is_rooted && !canary::active!("pinned_volume_is_lost")
+    };
+    let wanted = |root: &Root| {
+        let is_it = match request.volume {
+            Some(id) => root.volume == id,
+            None => root.name == request.name,
+        };
+        is_it && !has_root(root)
     };
     let Some(root) = roots.find(wanted) else {
         return Ok(None);

@@ -6,8 +6,9 @@
 use std::collections::VecDeque;
 
 use volume::driver::{Outcome, Request, RequestOp};
-use volume::object::root::RenameStep;
+use volume::object::root::{RenameStep, Root};
 use volume::object::root_key;
+use volume::rebuild::RebuildRequest;
 use volume::units::{Now, VolumeId};
 use volume::{OpenError, VolumeSpec};
 
@@ -18,6 +19,7 @@ use crate::rename_races::{roots_of, steps};
 use crate::support::checks::{Objects, check_all, check_moving};
 use crate::support::hosts::{close, delete, elsewhere, hand_over, root_of};
 use crate::support::points::{done, snapshot_names, whole_list};
+use crate::support::rebuilds::{rebuild_moving, taking_over};
 use crate::support::{Environment, World, compute, with_volume};
 
 /// Carries a host's requests out one by one, in the order in which it made them: of reads that it makes side by side each
@@ -256,12 +258,11 @@ fn what_a_host_keeps_for_rescue_finds_its_volume_though_others_have_the_names_th
     }
 }
 
-/// The objects of a store before and behind a renaming to a name that was never there, after which another may have taken
-/// the old one.
-fn before_and_behind(is_retaken: bool) -> (Objects, Objects) {
+/// The objects of a store before and behind a renaming, after which another may have taken the old name.
+fn before_and_behind(new: &str, is_retaken: bool) -> (Objects, Objects) {
     let mut world = with_snapshot();
     let before = world.env.objects.clone();
-    rename(&mut world, "demo", "fresh").expect("renamed");
+    rename(&mut world, "demo", new).expect("renamed");
     if is_retaken {
         create(&mut world, "demo").expect("it is free");
     }
@@ -271,7 +272,7 @@ fn before_and_behind(is_retaken: bool) -> (Objects, Objects) {
 #[test]
 fn a_check_beside_a_renaming_calls_no_volume_lost_and_leaves_none_out() {
     for is_retaken in [false, true] {
-        let (before, behind) = before_and_behind(is_retaken);
+        let (before, behind) = before_and_behind("fresh", is_retaken);
         for moves_at in 0..80 {
             let found = check_moving(&before, &behind, moves_at, &[], true).expect("ended");
             let what = format!("the store moved at request {moves_at}: {found:?}");
@@ -280,7 +281,7 @@ fn a_check_beside_a_renaming_calls_no_volume_lost_and_leaves_none_out() {
         }
     }
     // What is damaged is found, under which name it ever is.
-    let (mut before, mut behind) = before_and_behind(false);
+    let (mut before, mut behind) = before_and_behind("fresh", false);
     let is_of_volume_alone = |key: &&String| {
         let mut without = before.clone();
         without.remove(*key);
@@ -296,6 +297,28 @@ fn a_check_beside_a_renaming_calls_no_volume_lost_and_leaves_none_out() {
         let found = check_moving(&before, &behind, moves_at, &[], true).expect("ended");
         let named = found.damage.iter().any(|it| it.object == newest);
         assert!(named, "the store moved at request {moves_at}: {found:?}");
+    }
+}
+
+#[test]
+fn a_rebuild_beside_a_renaming_makes_no_second_root() {
+    for (new, is_retaken) in [("fresh", false), ("fresh", true), ("another", true)] {
+        let (before, behind) = before_and_behind(new, is_retaken);
+        let root = Root::decode(&before[&root_key("demo")].0).expect("a root");
+        // Under which name it was, and under which it comes.
+        for name in ["demo", new, "unknown"] {
+            let request = RebuildRequest {
+                volume: Some(root.volume),
+                new_name: Some("rebuilt".into()),
+                ..taking_over(name)
+            };
+            for moves_at in 0..60 {
+                let (report, objects) = rebuild_moving(&before, &behind, moves_at, &request);
+                let what = format!("{new}, {name}, request {moves_at}: {report:?}");
+                assert!(report.is_err(), "{what}");
+                assert!(!objects.contains_key(&root_key("rebuilt")), "{what}");
+            }
+        }
     }
 }
 
@@ -384,6 +407,14 @@ fn each_planted_bug_is_seen() {
         (
             "the_check_looks_once",
             a_check_beside_a_renaming_calls_no_volume_lost_and_leaves_none_out,
+        ),
+        (
+            "a_rebuild_looks_once",
+            a_rebuild_beside_a_renaming_makes_no_second_root,
+        ),
+        (
+            "pinned_volume_is_lost",
+            a_rebuild_beside_a_renaming_makes_no_second_root,
         ),
         (
             "names_alone_tell_what_is_in_the_trash",

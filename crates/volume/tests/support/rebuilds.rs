@@ -21,11 +21,23 @@ pub(crate) enum WriteFault {
 struct Port {
     objects: Mutex<(Objects, u64, usize)>,
     fault: Option<WriteFault>,
+    /// After so many reads the store is another.
+    moves: Mutex<Option<(usize, Objects)>>,
 }
 
 impl Port {
     fn lock(&self) -> MutexGuard<'_, (Objects, u64, usize)> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store, as a read finds it.
+    fn read(&self) -> MutexGuard<'_, (Objects, u64, usize)> {
+        let mut moves = self.moves.lock().unwrap_or_else(PoisonError::into_inner);
+        match moves.take() {
+            Some((0, behind)) => self.lock().0 = behind,
+            waits => *moves = waits.map(|(reads, behind)| (reads - 1, behind)),
+        }
+        self.lock()
     }
 
     fn write(&self, key: &str, data: Vec<u8>, expected: Option<u64>) -> Result<(), StoreError> {
@@ -48,20 +60,20 @@ impl Port {
 
 impl CheckPort for Port {
     async fn get(&self, key: &str) -> Result<(Vec<u8>, Version), StoreError> {
-        let (objects, ..) = &*self.lock();
+        let (objects, ..) = &*self.read();
         let (data, version) = objects.get(key).ok_or(StoreError::NotFound)?;
         Ok((data.clone(), Version(version.to_string())))
     }
 
     async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Vec<u8>, StoreError> {
-        let (objects, ..) = &*self.lock();
+        let (objects, ..) = &*self.read();
         let (data, _) = objects.get(key).ok_or(StoreError::NotFound)?;
         let part = data.get(offset as usize..(offset + len) as usize);
         part.map(<[u8]>::to_vec).ok_or(StoreError::OutOfRange)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>, StoreError> {
-        Ok(list(&self.lock().0, prefix))
+        Ok(list(&self.read().0, prefix))
     }
 
     async fn compute<T: Send + 'static>(
@@ -113,6 +125,23 @@ pub(crate) fn try_rebuild(
     rebuild_with(world, request, None)
 }
 
+/// Rebuilds in a store that is another after so many reads, and returns what that is then.
+pub(crate) fn rebuild_moving(
+    before: &Objects,
+    behind: &Objects,
+    moves_at: usize,
+    request: &RebuildRequest,
+) -> (Result<RebuildReport, RebuildError>, Objects) {
+    let port = Port {
+        objects: Mutex::new((before.clone(), 1 << 40, 0)),
+        fault: None,
+        moves: Mutex::new(Some((moves_at, behind.clone()))),
+    };
+    let report = at_once(rebuild(&port, request));
+    let objects = std::mem::take(&mut port.lock().0);
+    (report, objects)
+}
+
 /// The same, and something happens to a write.
 pub(crate) fn rebuild_with(
     world: &mut World,
@@ -124,6 +153,7 @@ pub(crate) fn rebuild_with(
     let port = Port {
         objects: Mutex::new((objects, env.versions, 0)),
         fault,
+        moves: Mutex::new(None),
     };
     let report = at_once(rebuild(&port, request));
     let (objects, versions, _) = std::mem::take(&mut *port.lock());
