@@ -30,7 +30,7 @@ const SMOKE_PROGRAMS: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has, minutes each under emulation, each in a boot of its own
 /// there; and the seconds that it may take: about twice what was measured (`docs/testing-kernels.md`).
-const LONG_PROGRAMS: [(&str, u64); 20] = [
+const LONG_PROGRAMS: [(&str, u64); 21] = [
     ("guest_blktests", 1800),
     ("guest_faulty", 1800),
     ("guest_flush", 900),
@@ -50,6 +50,7 @@ const LONG_PROGRAMS: [(&str, u64); 20] = [
     ("guest_shared_queue", 900),
     ("guest_swap", 1800),
     ("guest_upgrade", 1800),
+    ("guest_upgrade_faults", 1800),
     ("guest_volume", 1800),
 ];
 

@@ -9,6 +9,7 @@ pub mod guest;
 pub mod kernel_nbd;
 pub mod mapped;
 pub mod nbd;
+pub mod process;
 pub mod watchdog;
 
 use std::fs::File;

@@ -16,8 +16,32 @@ use crate::common::guest::{Guest, Mounted, Stops, keep_writing, run_tool, text};
 use crate::common::watchdog::Watchdog;
 use crate::common::{Server, deadline, eventually};
 
-const BLOCKS: u64 = (8 << 20) / BLOCK as u64;
+pub(crate) const BLOCKS: u64 = (8 << 20) / BLOCK as u64;
 const UPGRADES: u64 = 2;
+
+/// Writes, reads and flushes the blocks of client `number` of `clients` until it is told to stop, and counts rounds.
+pub(crate) fn keep_using(
+    open: &Direct,
+    oracle: &DiskOracle,
+    (number, clients): (u64, u64),
+    stop: &AtomicBool,
+    done: &AtomicU64,
+) {
+    let share = BLOCKS / clients;
+    for round in 0_u64.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let at = number * share + round * 7 % share;
+        oracle.write(open, at..at + 1);
+        let before = number * share + round * 13 % share;
+        oracle.read(open, before..before + 1);
+        if round % 32 == 31 {
+            open.flush().unwrap();
+        }
+        done.fetch_add(1, Ordering::SeqCst);
+    }
+}
 
 /// Upgrades the server below its disks, each time after its clients have gone on.
 fn upgrade_below(guest: &Guest, server: &Server, disk: &Path, done: &AtomicU64) {
@@ -56,22 +80,7 @@ fn requests_of_a_disk_wait_for_an_upgrade_and_none_fails_or_is_lost() {
             for number in 0..4 {
                 let (oracle, stop, done) = (&oracle, &stop, &done);
                 let open = Direct::open(&disk);
-                scope.spawn(move || {
-                    let share = BLOCKS / 4;
-                    for round in 0_u64.. {
-                        if stop.load(Ordering::Relaxed) {
-                            return;
-                        }
-                        let at = number * share + round * 7 % share;
-                        oracle.write(&open, at..at + 1);
-                        let before = number * share + round * 13 % share;
-                        oracle.read(&open, before..before + 1);
-                        if round % 32 == 31 {
-                            open.flush().unwrap();
-                        }
-                        done.fetch_add(1, Ordering::SeqCst);
-                    }
-                });
+                scope.spawn(move || keep_using(&open, oracle, (number, 4), stop, done));
             }
             upgrade_below(&guest, &server, &disk, &done);
         });

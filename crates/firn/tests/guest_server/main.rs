@@ -19,4 +19,5 @@ mod guest_races;
 mod guest_sandbox;
 mod guest_swap;
 mod guest_upgrade;
+mod guest_upgrade_faults;
 mod guest_volume;

@@ -158,22 +158,6 @@ fn a_program_that_cannot_take_over_leaves_the_server_and_its_clients_as_they_are
     assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 1));
 }
 
-/// Sets how many files a process may have open; None: as many as it could at its start.
-fn limit_files(pid: u32, files: Option<u64>) {
-    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap());
-    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    let limit = rustix::process::Rlimit {
-        current: files.or(most),
-        maximum: most,
-    };
-    rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap();
-}
-
-fn open_files(pid: u32) -> u64 {
-    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
-    u64::try_from(files.count()).unwrap()
-}
-
 #[test]
 fn an_upgrade_that_lacks_descriptors_is_refused_and_every_client_stays_connected() {
     let world = World::new();
@@ -182,9 +166,9 @@ fn an_upgrade_that_lacks_descriptors_is_refused_and_every_client_stays_connected
     let (mut refused, mut done) = (0, 0);
     // From too few for the check of the program to as many as an upgrade takes, and more.
     for more in (1..=48).step_by(3) {
-        limit_files(server.pid(), Some(open_files(server.pid()) + more));
+        server.limit_files(Some(server.open_files() + more));
         let output = world.run(&server, &["upgrade"]);
-        limit_files(server.pid(), None);
+        server.limit_files(None);
         let said = message(&output);
         match output.status.success() {
             true => done += 1,
@@ -549,13 +533,6 @@ fn a_program_that_serves_is_not_given_up_when_its_time_is_over() {
     assert!(!world.server_log().contains("does not come up"));
 }
 
-/// The state of a process as the kernel names it: `T` is stopped.
-pub(crate) fn state(pid: u32) -> char {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let after_name = stat.rsplit_once(')').unwrap().1;
-    after_name.trim_start().chars().next().unwrap()
-}
-
 #[test]
 fn a_server_that_is_stopped_for_a_while_at_any_step_of_an_upgrade_goes_on_with_all_clients() {
     // Within the time that the new program has, and beyond it.
@@ -576,13 +553,12 @@ fn stop_at(step: &str, timeout: &str, stopped: Duration) {
         client.write(at * BLOCK as u64, &block(1, at)).unwrap();
     }
     let mut upgrade = Background::upgrade_within(&world, &server, timeout);
-    eventually("it is stopped at the step", || state(server.pid()) == 'T');
+    eventually("it is stopped at the step", || server.state() == 'T');
     std::thread::scope(|scope| {
         // It is sent to a process that does not run.
         let write = scope.spawn(|| client.try_write(0, &block(1, 1000)));
         std::thread::sleep(stopped);
-        let pid = rustix::process::Pid::from_raw(i32::try_from(server.pid()).unwrap());
-        rustix::process::kill_process(pid.unwrap(), rustix::process::Signal::CONT).unwrap();
+        rustix::process::kill_process(server.process(), rustix::process::Signal::CONT).unwrap();
         if let Err(error) = write.join().unwrap() {
             panic!("{step}, {timeout}: {error}: {}", world.server_log());
         }
