@@ -13,14 +13,17 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::frontends::opening_volumes::OpeningVolumes;
 
-/// Volumes that are opened at once in the end. With more of them one for which a client begins to wait would come last.
-const AT_ONCE_MAX: usize = 256;
-
-/// The same at first, and one more for each that is open: what the first of them need is not kept from them by many others.
+/// Volumes that are opened at once at first: what they need is not kept from them by many others.
 const AT_ONCE_MIN: usize = 8;
 
+/// So many are begun for each that is open: each reading of the log, for all that wait for it, is to be worth it.
+const GROWTH: usize = 8;
+
+/// The most at once.
+const AT_ONCE_MAX: usize = 1024;
+
 /// After so long one that is not open does not count any more.
-const COUNTS_FOR: Duration = Duration::from_millis(100);
+const COUNTS_FOR: Duration = Duration::from_millis(250);
 
 /// Volumes that are still to be opened, with what belongs to each.
 #[derive(Debug)]
@@ -95,12 +98,11 @@ impl OpeningSlot<'_> {
 
 impl Drop for OpeningSlot<'_> {
     fn drop(&mut self) {
-        let one_less = |more: usize| more.checked_sub(1);
+        let rest = |more: usize| Some(more.saturating_sub(GROWTH - 1));
         let more = &self.slots.more;
-        let is_more = more.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
-        if is_more.is_ok() {
-            self.slots.free.add_permits(1);
-        }
+        let before = more.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
+        let added = before.unwrap_or_default().min(GROWTH - 1);
+        self.slots.free.add_permits(added);
     }
 }
 
@@ -155,10 +157,10 @@ mod tests {
     #[tokio::test]
     async fn a_few_volumes_are_opened_at_once_at_first_and_more_with_each_that_is_open() {
         let slots = OpeningSlots::default();
-        for opened in 1..=2 * AT_ONCE_MAX {
+        for opened in 1..=AT_ONCE_MAX {
             let slot = slots.take().await;
             assert_eq!(slot.keep_during(async { opened }).await, opened);
-            let free = (AT_ONCE_MIN + opened).min(AT_ONCE_MAX);
+            let free = (AT_ONCE_MIN + opened * (GROWTH - 1)).min(AT_ONCE_MAX);
             assert_eq!(slots.free.available_permits(), free);
         }
     }
