@@ -166,9 +166,9 @@ impl Arguments {
         }
         let every = (self.time() / 6).clamp(Duration::from_secs(4), Duration::from_secs(120));
         // The plan begins anew with each program of a server.
-        let life = self
-            .upgrade_every
-            .map_or(every, |seconds| Duration::from_secs(seconds) * self.hosts as u32);
+        let life = self.upgrade_every.map_or(every, |seconds| {
+            Duration::from_secs(seconds) * self.hosts as u32
+        });
         let every = every.min(life / 2);
         let lasts = every.div_f64(4.0).min(Duration::from_secs(25));
         // In a short run each kind must fire within few requests.

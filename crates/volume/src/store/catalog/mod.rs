@@ -32,7 +32,9 @@ use crate::store::open::tail_claim::TailClaim;
 use crate::store::open::{OpenMode, discard_tail, take_epoch};
 use crate::store::parts::{ListPart, ListPlace, PartBuilder, RootWalk};
 use crate::store::rename::signs::check_free_of_renaming;
-use crate::store::roots::{put_first_root, read_any_root, read_root, unusable_root_error, why_not_there};
+use crate::store::roots::{
+    put_first_root, read_any_root, read_root, unusable_root_error, why_not_there,
+};
 use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Lsn, VolumeId};
 
