@@ -5,7 +5,7 @@
 //! about them. The procedures ask a [`port::LogPort`] for everything: [`publisher`] makes slices of all
 //! volumes stored, with the look around after each record; [`root_updates`] is how any root is
 //! replaced; [`recent_records`] is what a process remembers of its records; [`taker`] takes volumes from other hosts; [`low_mark`] lets records go; [`continuing`]
-//! judges a tail that a start found; [`name_look`] finds a volume under whatever name it stands.
+//! judges a tail that a start found; `name_look` finds a volume under whatever name it stands.
 
 pub mod continuing;
 pub(crate) mod look_around;

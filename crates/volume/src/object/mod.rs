@@ -2,7 +2,7 @@
 //!
 //! [`pack`] holds data and the index of what it holds; [`page`] and [`node`] the base pages and the
 //! directory into which deltas are folded; [`root`] the one small mutable object per volume, and [`extensions`]
-//! what only some roots have; [`name_table`] what looks through all roots say; [`sessions`] who wrote what they name. Packs and index objects are immutable and their names are used once.
+//! what only some roots have; `name_table` what looks through all roots say; [`sessions`] who wrote what they name. Packs and index objects are immutable and their names are used once.
 
 pub mod extensions;
 pub(crate) mod name_table;

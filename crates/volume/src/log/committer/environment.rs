@@ -20,8 +20,8 @@ pub(crate) trait CommitEnvironment {
     fn refuse_writes(&self);
     /// Ring slots are free again, and dying segments may be free: parked writes plan again.
     fn on_round_ended(&self);
-    /// Starts the job that ends in [`Committer::on_checkpoint_written`] or
-    /// [`Committer::on_checkpoint_failed`].
+    /// Starts the job that ends in `Committer::on_checkpoint_written` or
+    /// `Committer::on_checkpoint_failed`.
     fn start_checkpoint(self: &Arc<Self>);
     /// Starts the job that writes the poison mark into the superblock.
     fn start_poison_mark(self: &Arc<Self>);
