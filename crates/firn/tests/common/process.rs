@@ -1,10 +1,36 @@
-//! A server's process as the kernel sees it: whether it runs, and how many files it has and may have open.
+//! A server's process as the kernel sees it: whether it runs, and how many files it has and may have open; and the command
+//! that has it become another program, beside the test.
 
 use std::fs;
+use std::process::{Child, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
-use super::Server;
+use super::{Server, World};
+
+/// `firn upgrade` that goes on beside the test, and ends with it.
+pub struct Upgrade(Child);
+
+impl Upgrade {
+    pub fn start(world: &World, server: &Server, timeout: &str) -> Upgrade {
+        let args = ["--api", &server.api, "upgrade", "--timeout", timeout];
+        let mut command = world.command(&args);
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+        Upgrade(command.spawn().unwrap())
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        self.0.wait().unwrap()
+    }
+}
+
+impl Drop for Upgrade {
+    fn drop(&mut self) {
+        // It has ended, or nobody needs its answer.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 impl Server {
     /// The state of its process as the kernel names it: `T` is stopped.

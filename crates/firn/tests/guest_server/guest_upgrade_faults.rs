@@ -7,7 +7,6 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::common::disk_oracle::{Direct, DiskOracle};
 use crate::common::guest::{Guest, Stops};
+use crate::common::process::Upgrade;
 use crate::common::watchdog::Watchdog;
 use crate::common::{Server, deadline, eventually, message};
 use crate::guest_upgrade::{BLOCKS, keep_using};
@@ -50,26 +50,6 @@ impl Used<'_> {
     /// How often servers said this.
     fn said(&self, words: &str) -> usize {
         self.guest.world.server_log().matches(words).count()
-    }
-}
-
-/// `firn upgrade` beside the test; ended with it.
-struct Upgrade(Child);
-
-impl Upgrade {
-    fn start(guest: &Guest, server: &Server) -> Upgrade {
-        let args = ["--api", &server.api, "upgrade", "--timeout", "120s"];
-        let mut command = guest.world.command(&args);
-        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
-        Upgrade(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Upgrade {
-    fn drop(&mut self) {
-        // It has ended, or nobody needs its answer.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -132,7 +112,7 @@ fn a_disk_has_every_write_whichever_step_of_an_upgrade_its_server_is_killed_at()
     for (mode, step) in by_turns(&guest, STEPS) {
         with_clients(&guest, mode, &format!("{step}=pause"), |used, server| {
             let before = used.said("stopped at step");
-            let upgrade = Upgrade::start(used.guest, &server);
+            let upgrade = Upgrade::start(&used.guest.world, &server, "120s");
             eventually("it pauses at the step", || {
                 used.said("stopped at step") > before
             });
@@ -173,12 +153,12 @@ fn a_disk_goes_on_through_upgrades_in_which_the_process_stands_still_for_a_while
     let _watchdog = Watchdog::new("a server that stands still in an upgrade", 8 * deadline());
     for (mode, step) in by_turns(&guest, ["given", "stopped", "locked", "opened"]) {
         with_clients(&guest, mode, &format!("{step}=sigstop"), |used, server| {
-            let mut upgrade = Upgrade::start(used.guest, &server);
+            let mut upgrade = Upgrade::start(&used.guest.world, &server, "120s");
             eventually("it stands still", || server.state() == 'T');
             // Longer than any step takes.
             std::thread::sleep(Duration::from_secs(2));
             kill_process(server.process(), Signal::CONT).unwrap();
-            assert!(upgrade.0.wait().unwrap().success(), "{step}");
+            assert!(upgrade.wait().success(), "{step}");
             server
         });
     }
@@ -202,7 +182,7 @@ fn a_disk_goes_on_through_an_upgrade_without_the_store_and_ones_that_are_refused
             assert!(said.contains("is it a firn"), "{said}");
             used.clients_go_on("after a program that is no firn");
 
-            let first = Upgrade::start(used.guest, &server);
+            let first = Upgrade::start(&used.guest.world, &server, "120s");
             let second = world.run(&server, &["upgrade", "--timeout", "120s"]);
             let said = message(&second);
             assert!(

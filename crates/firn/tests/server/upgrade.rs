@@ -2,10 +2,10 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::common::process::Upgrade;
 use crate::common::{Server, World, eventually, message, nbd};
 
 const VOLUME: &str = "demo=64MiB";
@@ -32,29 +32,6 @@ fn serve(world: &World, more: &[&str], plan: Option<&str>) -> Server {
             command.env("FIRN_HANDOVER_AT", plan);
         }
     })
-}
-
-/// A command that goes on beside the test, and ends with it.
-struct Background(Child);
-
-impl Background {
-    fn upgrade(world: &World, server: &Server) -> Background {
-        Background::upgrade_within(world, server, "30s")
-    }
-
-    fn upgrade_within(world: &World, server: &Server, timeout: &str) -> Background {
-        let args = ["--api", &server.api, "upgrade", "--timeout", timeout];
-        let mut command = world.command(&args);
-        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
-        Background(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn block(client: u64, round: u64) -> Vec<u8> {
@@ -244,7 +221,7 @@ fn a_server_that_is_killed_at_any_step_of_an_upgrade_loses_nothing() {
         for at in 0..200 {
             client.write(at * BLOCK as u64, &block(1, at)).unwrap();
         }
-        let upgrade = Background::upgrade(&world, &server);
+        let upgrade = Upgrade::start(&world, &server, "30s");
         eventually("it stops at the step", || {
             world.server_log().contains("stopped at step")
         });
@@ -344,7 +321,7 @@ fn clients_are_served_before_volumes_that_nobody_uses_are_opened() {
     let server = serve(&world, &unused, Some("clients-served=pause"));
     let mut client = server.connect("demo");
     client.write(0, &[1; BLOCK]).unwrap();
-    let _upgrade = Background::upgrade(&world, &server);
+    let _upgrade = Upgrade::start(&world, &server, "30s");
     let log = world.path("cache.stderr");
     let text = || std::fs::read_to_string(&log).unwrap();
     eventually("demo is served alone", || {
@@ -552,7 +529,7 @@ fn stop_at(step: &str, timeout: &str, stopped: Duration) {
     for at in 0..100 {
         client.write(at * BLOCK as u64, &block(1, at)).unwrap();
     }
-    let mut upgrade = Background::upgrade_within(&world, &server, timeout);
+    let mut upgrade = Upgrade::start(&world, &server, timeout);
     eventually("it is stopped at the step", || server.state() == 'T');
     std::thread::scope(|scope| {
         // It is sent to a process that does not run.
@@ -563,7 +540,7 @@ fn stop_at(step: &str, timeout: &str, stopped: Duration) {
             panic!("{step}, {timeout}: {error}: {}", world.server_log());
         }
     });
-    let status = upgrade.0.wait().unwrap();
+    let status = upgrade.wait();
     // Beyond its time the new program may still be quicker than the one that watches over it.
     assert!(
         status.success() || timeout == "1s",
@@ -589,7 +566,7 @@ fn a_server_that_is_told_to_stop_in_an_upgrade_ends_and_loses_nothing() {
             assert_eq!(client.read(0, BLOCK).unwrap(), block(1, round - 1));
         }
         client.write(0, &block(1, round)).unwrap();
-        let upgrade = Background::upgrade(&world, &server);
+        let upgrade = Upgrade::start(&world, &server, "30s");
         std::thread::sleep(Duration::from_millis(round * 40));
         // By the signal, where the new program is not ready for it yet.
         let _ = server.stop();

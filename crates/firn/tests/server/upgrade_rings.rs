@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
 
+use crate::common::process::Upgrade;
 use crate::common::{Server, World, eventually};
 
 const VOLUMES: [&str; 6] = [
@@ -18,24 +18,6 @@ fn serve(world: &World, plan: &str) -> Server {
     world.serve_as("cache", &args, |command| {
         command.env("FIRN_HANDOVER_AT", plan);
     })
-}
-
-/// The command, which ends with the test.
-struct Upgrade(Child);
-
-impl Upgrade {
-    fn begin(world: &World, api: &str) -> Upgrade {
-        let mut command = world.command(&["--api", api, "upgrade"]);
-        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
-        Upgrade(command.spawn().unwrap())
-    }
-}
-
-impl Drop for Upgrade {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Of the rings, and of the session's own region.
@@ -101,7 +83,7 @@ fn a_server_that_is_killed_as_it_hands_over_leaves_no_rings_behind() {
         let world = World::new();
         let server = serve(&world, &format!("{step}=pause"));
         server.connect("a").write(0, &[7; 4096]).unwrap();
-        let upgrade = Upgrade::begin(&world, &server.api);
+        let upgrade = Upgrade::start(&world, &server, "30s");
         let log = world.path("cache.stderr");
         eventually("the upgrade stands still", || {
             std::fs::read_to_string(&log)
