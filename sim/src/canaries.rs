@@ -57,6 +57,9 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "listed_cache_goes_on_changing",
+    "scrub_keeps_what_it_found",
+    "scrub_pins_nothing",
+    "checksums_outlive_their_segment",
     "store_hears_of_a_session_too_early",
     "renamed_volume_is_made_again",
     "lost_answer_ends_no_pass",

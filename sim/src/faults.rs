@@ -108,6 +108,8 @@ faults! {
     GarbageRemoved => "garbage removed",
     /// A compaction moved something: what a reader finds is elsewhere from then on.
     Compacted => "compaction step",
+    /// A scrub has come round.
+    Scrubbed => "pass of the scrub",
     /// A volume was served before the store had said whose it is.
     ServedUnchecked => "served before the check",
     /// And the process before had died before it served it.

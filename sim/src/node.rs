@@ -24,8 +24,8 @@ pub use volume::driver::{Computation, ComputeKind, DiskOp, Request, RequestId, R
 use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
 use volume::units::{Lsn, Now};
 use volume::{
-    Answer, CompactOptions, Host, Notify, OpenError, OpenMode, Options, VolumeInfo, VolumeSpec,
-    Watermarks,
+    Answer, CompactOptions, Host, Notify, OpenError, OpenMode, Options, ScrubCounts, ScrubOptions,
+    VolumeInfo, VolumeSpec, Watermarks,
 };
 
 /// What a process is started with.
@@ -114,6 +114,7 @@ pub struct Node {
     open: BTreeMap<usize, Arc<Volume>>,
     points: points::PointCalls,
     compaction_steps: u64,
+    scrub_passes: u64,
 }
 
 struct PendingSync {
@@ -151,6 +152,10 @@ fn options(limits: &Limits, take_over: bool) -> Options {
             live_percent: limits.compact_percent,
             pass_bytes: 1 << 30,
             runs_max: limits.compact_runs,
+        },
+        scrub: ScrubOptions {
+            interval_ns: limits.scrub_ns,
+            bytes_per_s: 64 << 20,
         },
         rpo_ns: limits.rpo_ns,
         frame_interval_ns: limits.frame_interval_ns,
@@ -206,6 +211,7 @@ impl Node {
             open: BTreeMap::new(),
             points: points::PointCalls::default(),
             compaction_steps: 0,
+            scrub_passes: 0,
         }
     }
 
@@ -461,6 +467,13 @@ impl Node {
     pub fn take_compaction_steps(&mut self) -> u64 {
         let steps = self.host.compaction().steps;
         steps - std::mem::replace(&mut self.compaction_steps, steps)
+    }
+
+    /// Passes of the scrub since the last call, and all that it ever found.
+    pub fn take_scrub_passes(&mut self) -> (u64, ScrubCounts) {
+        let report = self.host.scrub();
+        let before = std::mem::replace(&mut self.scrub_passes, report.passes);
+        (report.passes - before, report.damaged)
     }
 
     /// Looks at the engine's structures: the first invariant that does not hold.

@@ -37,6 +37,8 @@ pub struct Limits {
     pub compact_percent: u64,
     /// Requests of a reader in sequence above which a range is written anew.
     pub compact_runs: usize,
+    /// Time in which the local disk is scrubbed once; zero: it is not.
+    pub scrub_ns: u64,
     /// Recovery-point timer.
     pub rpo_ns: u64,
     /// Frame timer.
@@ -177,6 +179,7 @@ fn limits(rng: &mut Rng, sectors: u64) -> Limits {
         compact_ns: 0,
         compact_percent: 50,
         compact_runs: 2,
+        scrub_ns: 0,
         rpo_ns: *rng.pick(&[20 * MS, 200 * MS, 5000 * MS]),
         frame_interval_ns: *rng.pick(&[MS, 10 * MS, 1000 * MS]),
         retry_ns: *rng.pick(&[MS, 20 * MS]),
@@ -287,6 +290,7 @@ impl Profile {
         profile.draw_set_back(seed);
         profile.draw_unchecked(seed);
         profile.draw_compaction(seed);
+        profile.draw_scrub(seed);
         profile.draw_points(seed);
         profile
     }
@@ -323,6 +327,12 @@ impl Profile {
             // It never comes to an end, and a world has to.
             limits.compact_ns = 4000 * MS;
         }
+    }
+
+    /// Most worlds scrub, and far more often than is of use; but a world has to come to an end.
+    fn draw_scrub(&mut self, seed: u64) {
+        let rng = &mut Rng::stream(seed, "scrub");
+        self.limits.scrub_ns = *rng.pick(&[0, 300 * MS, 1000 * MS, 4000 * MS]);
     }
 
     /// In some worlds a server serves before the store has answered, which may be away when it starts.

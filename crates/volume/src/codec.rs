@@ -3,6 +3,8 @@
 //! The reader never panics and never allocates on a length that it has not checked against the
 //! bytes at hand; what does not fit is [`Truncated`].
 
+use std::num::NonZeroU32;
+
 /// The bytes ended before the structure did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TruncatedInput;
@@ -119,6 +121,25 @@ impl<'a> Reader<'a> {
     pub(crate) fn text(&mut self) -> Result<String, TruncatedInput> {
         let len = usize::from(self.u16()?);
         Ok(String::from_utf8_lossy(self.raw(len)?).into_owned())
+    }
+}
+
+/// The CRC-32C of content in whole blocks, where 0 is written as 1: so it fits into what other fields leave unused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Checksum(NonZeroU32);
+
+impl Checksum {
+    pub(crate) fn of(content: &[u8]) -> Checksum {
+        Checksum(NonZeroU32::new(crc32c::crc32c(content)).unwrap_or(NonZeroU32::MIN))
+    }
+
+    /// As a number, 0: none.
+    pub(crate) fn encode(checksum: Option<Checksum>) -> u32 {
+        checksum.map_or(0, |checksum| checksum.0.get())
+    }
+
+    pub(crate) fn decode(number: u32) -> Option<Checksum> {
+        NonZeroU32::new(number).map(Checksum)
     }
 }
 

@@ -25,6 +25,7 @@ use crate::options::Options;
 use crate::recover::rings::ContinuedRings;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
+use crate::scrub::state::ScrubState;
 use crate::store::collector::state::CollectorState;
 use crate::store::compact::state::CompactionState;
 use crate::store::fetch::streams::Streams;
@@ -127,6 +128,10 @@ pub(crate) struct Engine {
     pub(crate) compaction: CompactionState,
     /// Between two looks for something to compact.
     pub(crate) compact_interval: Interval,
+    /// What its scrub has read and found.
+    pub(crate) scrub: ScrubState,
+    /// In which all is scrubbed once.
+    pub(crate) scrub_interval: Interval,
 }
 
 impl fmt::Debug for Engine {
@@ -158,9 +163,7 @@ impl Engine {
         };
         let unnamed = UnnamedObjects::new(session_name);
         let unrecorded = unrecorded_objects(&unnamed, session_name, &entropy);
-        let names = Arc::<SessionTable>::default();
-        let known = names.register([session_name, unrecorded.session()]);
-        debug_assert!(known.is_ok(), "their bits are drawn");
+        let names = table_of([session_name, unrecorded.session()]);
         Engine {
             layout,
             host,
@@ -206,6 +209,8 @@ impl Engine {
             due_snapshots: DueSnapshots::default(),
             compaction: CompactionState::default(),
             compact_interval: Interval::new(options.compact.interval_ns),
+            scrub: ScrubState::default(),
+            scrub_interval: Interval::new(options.scrub.interval_ns),
             rpo_ns: AtomicU64::new(options.rpo_ns),
             options,
         }
@@ -429,6 +434,14 @@ impl Engine {
     pub(crate) fn own_sessions(&self) -> [SessionName; 2] {
         [self.session_name, self.unrecorded.session()]
     }
+}
+
+/// A table that knows the sessions of this process.
+fn table_of(own: [SessionName; 2]) -> Arc<SessionTable> {
+    let names = Arc::<SessionTable>::default();
+    let known = names.register(own);
+    debug_assert!(known.is_ok(), "their bits are drawn");
+    names
 }
 
 /// The objects that no record names. A session without a number has no others.

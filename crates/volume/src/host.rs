@@ -29,6 +29,7 @@ use crate::options::Options;
 use crate::recover::continuation::{Continuation, JournalMark};
 use crate::recover::report::RecoveryReport;
 use crate::request::Volume;
+use crate::scrub::state::ScrubReport;
 use crate::store::catalog;
 use crate::store::catalog::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::store::collector;
@@ -378,6 +379,12 @@ impl Host {
     pub fn collector(&self) -> CollectorReport {
         let engine = self.engine.get();
         engine.map_or_else(CollectorReport::default, |engine| engine.collector.report())
+    }
+
+    /// What the scrub of this host's disk read and found.
+    pub fn scrub(&self) -> ScrubReport {
+        let engine = self.engine.get();
+        engine.map_or_else(ScrubReport::default, |engine| engine.scrub.report())
     }
 
     /// What the compaction of this host did.

@@ -36,7 +36,7 @@
 //! commit, checkpoints, reclaim); `store` (open, the flow of slices, index pages, roots, fetch) and [`object`] (the
 //! formats there); [`hostlog`] (how hosts are to share a store: records, and the procedures that write
 //! them); [`check`] (whether the store has what it should); [`rebuild`] (a lost root, made anew from packs); [`increment`] (what a snapshot has over another, on its way to another store); `cache`; `recover` (what a host finds in its log). Beside the path: `jobs` runs
-//! procedures without a runtime, `engine` is what all parts use, [`driver`] the requests and outcomes,
+//! procedures without a runtime, `scrub` proves what lies on the local disk, `engine` is what all parts use, [`driver`] the requests and outcomes,
 //! `failures` what is counted and logged, `host` what a driver holds.
 #![forbid(unsafe_code)]
 #![deny(clippy::iter_over_hash_type)]
@@ -73,6 +73,7 @@ mod options;
 pub mod rebuild;
 mod recover;
 mod request;
+mod scrub;
 mod store;
 mod sync;
 pub mod units;
@@ -87,11 +88,12 @@ pub use jobs::Answer;
 pub use lock::on_panic_under_lock;
 pub use log::FORMATS as LOG_FORMATS;
 pub use log::ring::{HeapRegion, RetainedRings, RingId, RingRegion, Rings, TailId};
-pub use options::{CompactOptions, Options};
+pub use options::{CompactOptions, Options, ScrubOptions};
 pub use recover::continuation::{Continuation, JournalMark};
 pub use recover::report::{RecoveryReport, StaleRing, TailReport};
 pub use request::watermark::{Watermark, Watermarks};
 pub use request::{LogSnapshots, ReadPlan, SyncWait, Volume, WritePlan};
+pub use scrub::state::{ScrubCounts, ScrubReport};
 pub use store::catalog::volume_spec::{
     VolumeInfo, VolumeOwner, VolumeSpec, check_name, check_size,
 };

@@ -46,6 +46,8 @@ pub struct Options {
     pub gc_interval_ns: u64,
     /// Whether and how packs with much garbage, and scattered ranges, are written anew.
     pub compact: CompactOptions,
+    /// Whether and how fast what lies on the local disk is proven by its checksums.
+    pub scrub: ScrubOptions,
     /// Everything older than this is uploaded, until [`crate::Host::set_rpo`] says otherwise.
     pub rpo_ns: u64,
     /// A frame is written at least this often while there is something to put in it.
@@ -73,6 +75,24 @@ pub struct CompactOptions {
     pub pass_bytes: u64,
     /// Requests that a reader of 128 KiB may need before the range is written anew.
     pub runs_max: usize,
+}
+
+/// How a host scrubs its cache disk and what of its log the store has, too.
+#[derive(Clone, Debug)]
+pub struct ScrubOptions {
+    /// Time in which all of it is read once, until [`crate::Host::set_scrub_interval`] says otherwise; zero: it is not.
+    pub interval_ns: u64,
+    /// Bytes that are read in a second at most, however much there is.
+    pub bytes_per_s: u64,
+}
+
+impl Default for ScrubOptions {
+    fn default() -> ScrubOptions {
+        ScrubOptions {
+            interval_ns: 0,
+            bytes_per_s: 8 << 20,
+        }
+    }
 }
 
 impl Default for CompactOptions {
@@ -140,6 +160,7 @@ impl Default for Options {
             low_mark_bytes: 1 << 30,
             gc_interval_ns: 0,
             compact: CompactOptions::default(),
+            scrub: ScrubOptions::default(),
             rpo_ns: 30 * SECOND_NS,
             frame_interval_ns: SECOND_NS,
             retry_ns: SECOND_NS,

@@ -4,6 +4,7 @@
 //! Not judged: worlds whose store is set back, where logs have holes, and those whose reads are damaged on their way, where
 //! a pass may take a whole log for a damaged one.
 
+use volume::ScrubCounts;
 use volume::object::root::Root;
 
 use super::{Phase, World};
@@ -64,6 +65,25 @@ impl World {
         for _ in 0..steps {
             self.count(Fault::Compacted);
         }
+    }
+
+    /// Counts passes of scrubs since the last event. Where every read of the disk gives what was written there, they find nothing:
+    /// silent faults strike neither payload nor the cache.
+    pub(super) fn judge_scrubs(&mut self) -> Result<(), Violation> {
+        let nodes = self.machines.iter_mut().filter_map(|it| it.node.as_mut());
+        let looks: Vec<_> = nodes.map(|node| node.take_scrub_passes()).collect();
+        let disk = &self.profile.disk;
+        let is_readable = disk.read_eio == 0 && disk.unreadable == 0;
+        for (passes, damaged) in looks {
+            for _ in 0..passes {
+                self.count(Fault::Scrubbed);
+            }
+            if is_readable && damaged != ScrubCounts::default() {
+                let detail = format!("a scrub gave up what is right: {damaged:?}");
+                return Err(Violation::new("S8 scrub", detail));
+            }
+        }
+        Ok(())
     }
 
     /// Everything was opened from the store: what is left of it that nothing names has to go.

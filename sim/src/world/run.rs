@@ -112,6 +112,7 @@ impl World {
         self.judge_pins()?;
         self.judge_passes()?;
         self.count_compactions();
+        self.judge_scrubs()?;
         self.pump()?;
         let due = !self.clients_only && self.trace.events().is_multiple_of(INVARIANTS_EVERY);
         for machine in self.machines.iter().filter(|_| due) {

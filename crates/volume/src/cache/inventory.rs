@@ -7,7 +7,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `FIRNCIN\0` |
-//! | 8 | 2 | version, 1 |
+//! | 8 | 2 | version, 2 |
 //! | 10 | 2 | zero |
 //! | 12 | 4 | blocks of a region |
 //! | 16 | 8 | regions of the file |
@@ -29,18 +29,19 @@
 //! | 32 | 4 | region, counted within the part |
 //! | 36 | 4 | slot |
 //! | 40 | 8 | offset in the file |
-//! | 48 | 8 | zero |
+//! | 48 | 4 | CRC-32C of its blocks, 0: not known |
+//! | 52 | 4 | zero |
 
 use std::fmt;
 
 use super::ChunkKey;
 use super::queues::QueueKind;
 use super::regions::Place;
-use crate::codec::{Reader, TruncatedInput, Writer};
+use crate::codec::{Checksum, Reader, TruncatedInput, Writer};
 use crate::object::ObjectId;
 
 const MAGIC: [u8; 8] = *b"FIRNCIN\0";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const CHUNK_BYTES: usize = 56;
 
 /// Chunks that are listed at most: 56 MiB. Of more, those that were used most.
@@ -88,6 +89,7 @@ pub(super) struct ListedChunk {
     pub(super) key: ChunkKey,
     pub(super) bytes: u64,
     pub(super) place: Place,
+    pub(super) checksum: Option<Checksum>,
     pub(super) offset: u64,
     /// When it came into its queue, by the tier's own count. Not written: the order says it.
     pub(super) queued_at: u64,
@@ -128,7 +130,9 @@ impl Inventory {
             w.u64(chunk.key.pack.session).u64(chunk.key.pack.number);
             w.u64(chunk.bytes);
             w.u32(chunk.place.region).u32(chunk.place.slot);
-            w.u64(chunk.offset).u64(0);
+            w.u64(chunk.offset)
+                .u32(Checksum::encode(chunk.checksum))
+                .u32(0);
         }
         w.finish()
     }
@@ -178,9 +182,10 @@ fn decode_chunk(r: &mut Reader<'_>, at: u64) -> Result<ListedChunk, InventoryErr
         bytes,
         place: Place { region, slot },
         offset: r.u64()?,
+        checksum: Checksum::decode(r.u32()?),
         queued_at: at,
     };
-    let is_known = matches!(tier, 1 | 2) && zero == 0 && r.u64()? == 0;
+    let is_known = matches!(tier, 1 | 2) && zero == 0 && r.u32()? == 0;
     is_known.then_some(chunk).ok_or(InventoryError::Foreign)
 }
 
@@ -201,6 +206,7 @@ mod tests {
             key: ChunkKey { pack, offset: 4096 },
             bytes: 5000,
             place: Place { region: 0, slot: 1 },
+            checksum: None,
             offset: 72 << 10,
             queued_at,
         }
@@ -213,6 +219,7 @@ mod tests {
             queue: QueueKind::Main,
             uses: 3,
             bytes: 65_536,
+            checksum: Checksum::decode(0x8765_4321),
             place: Place { region: 2, slot: 0 },
             offset: 192 << 10,
             key: ChunkKey {

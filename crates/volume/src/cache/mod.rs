@@ -16,6 +16,7 @@ mod invariants;
 mod inventory;
 mod queues;
 mod regions;
+pub(crate) mod scrub;
 mod tier;
 
 use blkmq::io::{FileId, Pin};
@@ -24,6 +25,7 @@ pub use self::inventory::InventoryError;
 use self::inventory::{CHUNKS_MAX, Inventory};
 use self::regions::{Place, REGION_BLOCKS_MIN, region_blocks};
 use self::tier::{Frozen, INDEX_SHARE, Part, Shrink, Tier};
+use crate::codec::Checksum;
 use crate::lock::lock;
 use crate::log::layout::BLOCK_BYTES;
 use crate::object::ObjectId;
@@ -57,6 +59,15 @@ pub(crate) struct CacheAllocation {
     bytes: u64,
     place: Place,
     tier: usize,
+    /// Of what is written there; none of what is never scrubbed.
+    checksum: Option<Checksum>,
+}
+
+impl CacheAllocation {
+    /// This is what is written there, in whole blocks.
+    pub(crate) fn set_checksum(&mut self, content: &[u8]) {
+        self.checksum = Some(Checksum::of(content));
+    }
 }
 
 /// Counters for `/metrics`.

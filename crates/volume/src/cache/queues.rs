@@ -12,6 +12,7 @@ use blkmq::io::PinCount;
 
 use super::ChunkKey;
 use super::regions::{Class, Place};
+use crate::codec::Checksum;
 use crate::log::layout::BLOCK_BYTES;
 
 /// Chunks looked at for one eviction.
@@ -36,6 +37,8 @@ pub(super) struct CachedChunk {
     pub(super) class: Class,
     /// Bytes of content.
     pub(super) bytes: u64,
+    /// What proves the content of its slot.
+    pub(super) checksum: Option<Checksum>,
     pub(super) pins: PinCount,
     /// It could not be read: look-ups miss it, and its space is free once it is evicted.
     pub(super) damaged: bool,
@@ -165,6 +168,7 @@ impl Queues {
             place: new.place,
             class: new.class,
             bytes: new.bytes,
+            checksum: new.checksum,
             pins: PinCount::default(),
             damaged: false,
             fresh_until: new.fresh_until,
@@ -333,6 +337,12 @@ impl Queues {
         }
     }
 
+    /// Every chunk has a number below this one.
+    pub(super) fn numbers(&self) -> u32 {
+        let before = self.chunks.len().saturating_sub(1) * PIECE_CHUNKS;
+        (before + self.chunks.last().map_or(0, Vec::len)) as u32
+    }
+
     /// The chunks of one piece; none behind the last one.
     pub(super) fn piece(&self, at: usize) -> Option<impl Iterator<Item = &CachedChunk>> {
         let piece = self.chunks.get(at)?;
@@ -384,6 +394,7 @@ pub(super) struct NewChunk {
     pub(super) place: Place,
     pub(super) class: Class,
     pub(super) bytes: u64,
+    pub(super) checksum: Option<Checksum>,
     pub(super) fresh_until: u64,
 }
 

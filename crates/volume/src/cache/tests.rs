@@ -29,6 +29,64 @@ fn put(cache: &Cache, n: u32, bytes: u64, now: u64) {
 }
 
 #[test]
+fn a_checksum_takes_no_memory_that_an_entry_did_not_have() {
+    assert_eq!(size_of::<queues::CachedChunk>(), 96);
+}
+
+fn provable(cache: &Cache) -> Vec<scrub::ProvableChunk> {
+    let mut cursor = scrub::CacheCursor::START;
+    let mut found = Vec::new();
+    loop {
+        match cache.next_provable(&mut cursor) {
+            scrub::NextProvable::Chunk(chunk) => found.push(chunk),
+            scrub::NextProvable::Continue => {}
+            scrub::NextProvable::End => return found,
+        }
+    }
+}
+
+#[test]
+fn a_chunk_that_is_given_up_is_not_found_and_keeps_its_slot_as_long_as_a_plan_reads_there() {
+    let cache = Cache::new(0, 2 << 20);
+    let content = [7; BLOCK_BYTES as usize];
+    let write = |n, is_index: bool| {
+        let allocation = match is_index {
+            true => cache.allocate_block(key(n), BLOCK_BYTES, 0),
+            false => cache.allocate_on_disk(key(n), BLOCK_BYTES, 0),
+        };
+        let mut allocation = allocation.expect("room");
+        allocation.set_checksum(&content);
+        cache.fill(allocation, 0);
+    };
+    (0..600).for_each(|n| write(n, n % 10 == 9));
+    // What nobody has a checksum of is left out.
+    let plain = cache.allocate_on_disk(key(700), BLOCK_BYTES, 0);
+    cache.fill(plain.expect("room"), 0);
+    let all = provable(&cache);
+    assert!(all.len() > 400, "{}", all.len());
+    assert!(all.iter().any(scrub::ProvableChunk::is_index));
+    assert!(all.iter().all(|one| one.checksum == Checksum::of(&content)));
+    drop(all);
+    let first = provable(&cache).swap_remove(0);
+    let first_key = first.key;
+    let reader = cache.find(first_key).expect("it is there");
+    assert!(cache.give_up_chunk(first));
+    assert!(cache.find(first_key).is_none());
+    assert!(cache.allocate_on_disk(first_key, BLOCK_BYTES, 0).is_none());
+    cache.invariants().expect("whole");
+    drop(reader);
+    let second = provable(&cache).swap_remove(0);
+    let second_key = second.key;
+    assert_ne!(second_key, first_key);
+    let used = cache.usage().disk_bytes;
+    assert!(cache.give_up_chunk(second));
+    assert_eq!(cache.usage().disk_bytes, used - BLOCK_BYTES);
+    write(second_key.offset, false);
+    assert!(cache.find(second_key).is_some());
+    cache.invariants().expect("whole");
+}
+
+#[test]
 fn the_cache_keeps_to_its_size_once_chunks_were_used() {
     let cache = of_chunks(4 * BLOCK_BYTES, 0);
     for n in 0..100 {

@@ -180,6 +180,7 @@ impl Tier {
             key: chunk.key,
             bytes: chunk.bytes,
             place: chunk.place,
+            checksum: chunk.checksum,
             offset: self.offset(chunk.place),
             queued_at: chunk.queued_at,
         }));
@@ -202,6 +203,7 @@ impl Tier {
             place: listed.place,
             class,
             bytes: listed.bytes,
+            checksum: listed.checksum,
             fresh_until: 0,
         };
         let number = self.queues.insert_into(listed.queue, new, listed.uses);
@@ -329,7 +331,7 @@ impl Tier {
         is_news
     }
 
-    fn offset(&self, place: Place) -> u64 {
+    pub(super) fn offset(&self, place: Place) -> u64 {
         self.regions.offset(place, self.part.in_file(place.region))
     }
 
@@ -360,6 +362,7 @@ impl Tier {
             bytes,
             place,
             tier: self.number,
+            checksum: None,
         })
     }
 
@@ -492,7 +495,7 @@ impl Tier {
         }
     }
 
-    fn remove(&mut self, number: u32) -> bool {
+    pub(super) fn remove(&mut self, number: u32) -> bool {
         let Some(chunk) = self.queues.remove(number) else {
             return false;
         };
@@ -510,7 +513,11 @@ impl Tier {
     /// The content is in the promised slot.
     pub(super) fn fill(&mut self, allocation: CacheAllocation, fresh_until: u64) {
         let CacheAllocation {
-            key, bytes, place, ..
+            key,
+            bytes,
+            place,
+            checksum,
+            ..
         } = allocation;
         // It may have been fetched and written here twice. A plan may pin the first copy, and the content is
         // the same: the second one goes.
@@ -523,6 +530,7 @@ impl Tier {
             place,
             class: Class::of(blocks),
             bytes,
+            checksum,
             fresh_until,
         });
         vacant.insert(number);

@@ -26,4 +26,12 @@ impl Host {
         let set = self.engine.get().map(|e| e.compact_interval.set_ns(ns));
         set.is_some()
     }
+
+    /// Scrubs all there is once in this time from now on, zero: never. `false` while the host is still recovered: nothing has
+    /// changed.
+    #[must_use]
+    pub fn set_scrub_interval(&self, ns: u64) -> bool {
+        let set = self.engine.get().map(|e| e.scrub_interval.set_ns(ns));
+        set.is_some()
+    }
 }

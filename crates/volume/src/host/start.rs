@@ -95,6 +95,7 @@ pub(super) async fn start_engine(
     }
     jobs.spawn(crate::log::reclaim::run(Arc::clone(&engine)));
     engine.request_reclaim();
+    jobs.spawn(crate::scrub::run(Arc::clone(&engine)));
     // Before anybody can change it.
     let collects = engine.gc_interval.ns() > 0;
     engine.collector.set_on(collects, jobs.now().unix_ms);

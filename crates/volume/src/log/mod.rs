@@ -7,6 +7,7 @@
 //! group commit that makes both meet.
 
 pub(crate) mod checkpoint;
+pub(crate) mod checksums;
 pub(crate) mod committer;
 pub(crate) mod entry;
 pub(crate) mod frame;

@@ -18,6 +18,7 @@ use std::collections::{BTreeSet, VecDeque};
 use blkmq::io::{Pin, PinCount, SECTOR_BYTES};
 use smallvec::SmallVec;
 
+use super::checksums::LogChecksums;
 use super::layout::{BLOCK_BYTES, BLOCK_SECTORS, Layout};
 use super::ring::TailId;
 use crate::lock::lock;
@@ -114,6 +115,7 @@ pub(crate) struct Segments {
     layout: Layout,
     cells: Vec<Cell>,
     alloc: Mutex<Alloc>,
+    pub(crate) checksums: LogChecksums,
 }
 
 impl Segments {
@@ -121,6 +123,7 @@ impl Segments {
     pub(crate) fn new(layout: Layout) -> Segments {
         let count = layout.segments as usize;
         Segments {
+            checksums: LogChecksums::new(layout),
             layout,
             cells: (0..count).map(|_| Cell::default()).collect(),
             alloc: Mutex::new(Alloc {
@@ -258,6 +261,15 @@ impl Segments {
         debug_assert!(before >= sectors, "a clean sector died twice");
     }
 
+    /// Bytes that clean maps name.
+    pub(crate) fn clean_bytes(&self) -> u64 {
+        let sectors = self
+            .cells
+            .iter()
+            .map(|cell| cell.clean.load(Ordering::Relaxed));
+        sectors.sum::<u64>() * SECTOR_BYTES
+    }
+
     /// Whether `addr` still carries the generation under which it was recorded.
     pub(crate) fn generation_of(&self, log_sector: u64) -> Option<u32> {
         let segment = self.layout.segment_of(log_sector)?;
@@ -361,6 +373,7 @@ impl Segments {
         let cell = &self.cells[segment as usize];
         let live = cell.dirty.load(Ordering::Acquire) + cell.clean.load(Ordering::Acquire);
         assert_eq!(live, 0, "a segment that a map names must not die");
+        self.checksums.forget(segment);
         let mut alloc = lock(&self.alloc);
         alloc.sealed.retain(|other| *other != segment);
         alloc.summaries[segment as usize] = Vec::new();

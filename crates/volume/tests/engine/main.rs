@@ -55,6 +55,7 @@ mod rename_strays;
 mod restart;
 mod restores;
 mod roots;
+mod scrub;
 mod sessions;
 mod short_lives;
 mod snapshot_groups;

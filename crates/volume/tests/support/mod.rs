@@ -73,6 +73,9 @@ pub(crate) struct World {
     /// Merges of layers wait until they are told to begin.
     pub(crate) hold_merges: bool,
     held_merges: Vec<(RequestId, Computation)>,
+    /// The engine's own reads of this file wait until they are told to begin.
+    pub(crate) hold_reads_of: Option<FileId>,
+    held_reads: Vec<(RequestId, DiskOp)>,
     /// PUTs without an answer.
     hanging: Vec<(RequestId, StoreOp)>,
     /// Until then the store takes in what it has been sent.
@@ -150,6 +153,8 @@ impl World {
             at_work: Vec::new(),
             hold_merges: false,
             held_merges: Vec::new(),
+            hold_reads_of: None,
+            held_reads: Vec::new(),
             hanging: Vec::new(),
             store_busy_until_ns: 0,
         };
@@ -214,6 +219,10 @@ impl World {
                         self.at_work.push((due, id, op));
                         continue;
                     }
+                    RequestOp::Disk(op) if self.holds(&op) => {
+                        self.held_reads.push((id, op));
+                        continue;
+                    }
                     RequestOp::Disk(op) => Outcome::Disk(self.disk(op).map(Into::into)),
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
                     RequestOp::Compute(work)
@@ -265,6 +274,21 @@ impl World {
             free_ns = self.store_busy_until_ns;
         }
         free_ns + self.env.store_ms * 1_000_000
+    }
+
+    fn holds(&self, op: &DiskOp) -> bool {
+        matches!(op, DiskOp::Read { file, .. } if Some(*file) == self.hold_reads_of)
+    }
+
+    /// Does the reads that were held so far, of what stands there now; how many they were.
+    pub(crate) fn do_held_reads(&mut self) -> usize {
+        let held = std::mem::take(&mut self.held_reads);
+        let count = held.len();
+        for (id, op) in held {
+            let outcome = Outcome::Disk(self.disk(op).map(Into::into));
+            self.host.complete(id, outcome);
+        }
+        count
     }
 
     /// Does the merges that were held so far.

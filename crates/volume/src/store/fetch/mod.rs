@@ -273,9 +273,10 @@ fn store_in_memory(
 pub(in crate::store) fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
     let now = engine.jobs.now().mono_ns;
     let bytes = content.len() as u64;
-    let Some(allocation) = engine.cache.allocate_on_disk(key, bytes, now) else {
+    let Some(mut allocation) = engine.cache.allocate_on_disk(key, bytes, now) else {
         return;
     };
+    allocation.set_checksum(&content);
     let engine = Arc::clone(engine);
     engine.clone().jobs.spawn(async move {
         match engine

@@ -4,12 +4,17 @@
 
 use std::ops::Range;
 
+use blkmq::io::SECTOR_BYTES;
 use bytes::Bytes;
 
+use crate::codec::Checksum;
+use crate::log::checksums::{BlockChecksum, blocks_of};
+use crate::log::layout::{BLOCK_BYTES, BLOCK_SECTORS};
+use crate::map::layers::LogAddr;
 use crate::units::Span;
 
 /// What stands at many places of the log, in the buffers into which it was read: nothing is copied.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LogContent {
     pub(super) buffers: Vec<Bytes>,
     pub(super) places: Vec<PlaceContent>,
@@ -20,6 +25,8 @@ pub(super) struct PlaceContent {
     pub(super) buffer: usize,
     pub(super) at: usize,
     pub(super) len: usize,
+    /// It was not read in one: the rest of its first and last block is not there.
+    pub(super) is_patched: bool,
     /// Sectors of the volume whose bytes could not be read, ascending. In the buffer they are zeroes.
     pub(super) damaged: Vec<Span>,
 }
@@ -50,6 +57,26 @@ impl LogContent {
             joined.extend_from_slice(self.bytes_at(place));
         }
         joined
+    }
+
+    /// The checksums of all blocks of the log that these places reach into and that were read whole.
+    pub(super) fn checksums(&self, places: &[(Span, LogAddr)]) -> Vec<BlockChecksum> {
+        let mut checksums: Vec<BlockChecksum> = Vec::new();
+        for (found, (span, addr)) in self.places.iter().zip(places) {
+            let blocks = blocks_of(*addr, span.sectors()).filter(|_| !found.is_patched);
+            let Some((first, count)) = blocks else {
+                continue;
+            };
+            let skipped = ((addr.sector() - first.sector()) * SECTOR_BYTES) as usize;
+            let from = found.at - skipped;
+            let whole = &self.buffers[found.buffer][from..from + count * BLOCK_BYTES as usize];
+            let blocks = whole.chunks(BLOCK_BYTES as usize).zip(0..);
+            checksums
+                .extend(blocks.map(|(bytes, block)| {
+                    (first.skip(block * BLOCK_SECTORS), Checksum::of(bytes))
+                }));
+        }
+        checksums
     }
 
     fn bytes_at(&self, place: &PlaceContent) -> &[u8] {

@@ -51,6 +51,7 @@ pub(super) async fn read_log(
             Box::pin(engine.port.read(FileId::LOG, offset, len as usize))
         });
         for (run, data) in runs.iter().zip(join_all(reads.collect()).await) {
+            let is_patched = data.is_err();
             let data = match data {
                 Err(error) if canary::active!("unreadable_block_stops_uploads") => {
                     return Err(OpenError::Disk(error.cause));
@@ -68,6 +69,7 @@ pub(super) async fn read_log(
                     buffer: content.buffers.len() - 1,
                     at: ((places[i].1.sector() - run.first) * SECTOR_BYTES) as usize,
                     len: places[i].0.bytes() as usize,
+                    is_patched,
                     damaged: Vec::new(),
                 };
             }

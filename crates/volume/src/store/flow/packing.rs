@@ -12,10 +12,11 @@ use crate::driver::{ComputeKind, StoreOp};
 use crate::engine::Engine;
 use crate::hostlog::names::Digest;
 use crate::map::delta::span_of;
+use crate::map::layers::LogAddr;
 use crate::object::pack::Slice;
 use crate::object::pack_writer::{CompressionEffort, Pack, PackWriter};
 use crate::object::root::DeltaRef;
-use crate::request::tail::Tail;
+use crate::request::tail::{Status, Tail};
 use crate::store::flow::compute::compute;
 use crate::store::flow::log_content::LogContent;
 use crate::store::flow::log_reads::read_log;
@@ -26,6 +27,9 @@ use crate::store::host_log::unnamed::UnnamedObject;
 use crate::store::immutable::put;
 use crate::store::open::endings::is_final;
 use crate::units::{Lsn, Span};
+
+/// Checksums that are remembered under one hold of the tail's lock.
+const CHECKSUMS_PER_LOCK: usize = 256;
 
 /// Reads a pack's content, compresses it and uploads the pack, and repeats what fails.
 pub(super) async fn upload_pack(
@@ -63,10 +67,37 @@ pub(super) async fn read_content(
     let mut repeats = Repeats::new(engine, tail);
     loop {
         match read_log(engine, &places).await {
-            Ok(content) => return Ok(content),
+            Ok(content) => {
+                remember_checksums(engine, tail, places, &content).await?;
+                return Ok(content);
+            }
             Err(error) => repeats.wait(error).await?,
         }
     }
+}
+
+/// Remembers checksums of what was read to be packed: it stays in the log, where a scrub proves it.
+async fn remember_checksums(
+    engine: &Arc<Engine>,
+    tail: &Tail,
+    places: Vec<(Span, LogAddr)>,
+    content: &LogContent,
+) -> Result<(), ServiceEnded> {
+    if engine.scrub_interval.ns() == 0 {
+        return Ok(());
+    }
+    let bytes = places.iter().map(|(span, _)| span.bytes()).sum();
+    let read = content.clone();
+    let sum = move || read.checksums(&places);
+    let checksums = compute(engine, tail, (ComputeKind::Pack, bytes), sum).await?;
+    for some in checksums.chunks(CHECKSUMS_PER_LOCK) {
+        let inner = tail.lock();
+        // As long as it is live, its slices keep the log from being written anew there.
+        if inner.status == Status::Live {
+            engine.segments.checksums.add(some);
+        }
+    }
+    Ok(())
 }
 
 /// The cheapest compression where writers wait for slices.

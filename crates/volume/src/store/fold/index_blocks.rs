@@ -197,10 +197,11 @@ pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: V
     }
     let len = bytes.len() as u64;
     let now = engine.jobs.now().mono_ns;
-    let Some(allocation) = engine.cache.allocate_block(block_key(block), len, now) else {
+    let Some(mut allocation) = engine.cache.allocate_block(block_key(block), len, now) else {
         return;
     };
     bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
+    allocation.set_checksum(&bytes);
     match engine
         .port
         .write(FileId::CACHE, allocation.offset, bytes)
