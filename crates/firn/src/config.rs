@@ -40,6 +40,8 @@ const SEGMENTS_MIN: u64 = 16;
 const GC_DEFAULT: Interval = Interval(Some(Duration::from_secs(6 * 3600)));
 /// How often open volumes are looked at for something to compact, unless the server is told.
 const COMPACT_DEFAULT: Interval = Interval(None);
+/// In what time the local disk is scrubbed once, unless the server is told.
+const SCRUB_DEFAULT: Interval = Interval(Some(Duration::from_secs(7 * 24 * 3600)));
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
 /// How long a deleted volume is kept in the trash.
@@ -88,6 +90,8 @@ pub(crate) struct ControlSettings {
     pub(crate) gc: Interval,
     /// How often open volumes are looked at for something to compact.
     pub(crate) compact: Interval,
+    /// In what time the local disk is scrubbed once.
+    pub(crate) scrub: Interval,
     /// How long a deleted volume is kept in the trash; zero: not at all.
     pub(crate) trash_keep: Duration,
     /// Snapshots that it takes by itself.
@@ -110,6 +114,8 @@ pub(crate) struct Settings {
     pub(crate) gc: Interval,
     /// How often open volumes are looked at for something to compact.
     pub(crate) compact: Interval,
+    /// In what time the local disk is scrubbed once.
+    pub(crate) scrub: Interval,
     /// How long a deleted volume is kept in the trash.
     pub(crate) trash_keep: Duration,
     /// Snapshots that it takes by itself.
@@ -241,6 +247,7 @@ impl Settings {
             rpo: time_or(flags.rpo.or(file.rpo), RPO_DEFAULT),
             gc: flags.gc.or(file.gc).unwrap_or(GC_DEFAULT),
             compact: flags.compact.or(file.compact).unwrap_or(COMPACT_DEFAULT),
+            scrub: flags.scrub.or(file.scrub).unwrap_or(SCRUB_DEFAULT),
             trash_keep: time_or(flags.trash_keep.or(file.trash_keep), TRASH_KEEP_DEFAULT),
             log_size: flags.log_size.or(file.log_size),
             segment_size: flags.segment_size.or(file.segment_size),
@@ -274,6 +281,7 @@ impl Settings {
             slow_request: self.slow_request,
             gc: self.gc,
             compact: self.compact,
+            scrub: self.scrub,
             trash_keep: self.trash_keep,
             snapshot_schedules: self.snapshot_schedules.clone(),
             cache_size: self.cache_size.unwrap_or(Size(cache_bytes)),

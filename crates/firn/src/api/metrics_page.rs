@@ -4,6 +4,7 @@
 
 mod compaction;
 mod latency;
+mod scrub;
 
 use std::fmt;
 use std::sync::Arc;
@@ -71,6 +72,7 @@ fn write(control: &ControlPlane, text: &mut MetricsText<'_>) -> fmt::Result {
     let volumes = control.volumes.all();
     write_volumes(text, &volumes)?;
     compaction::write(text, &control.host.compaction(), &volumes)?;
+    scrub::write(text, &control.host.scrub())?;
     latency::write(text, &control.latencies.rows())
 }
 

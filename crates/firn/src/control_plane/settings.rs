@@ -71,6 +71,7 @@ fn changed(settings: &ControlSettings, change: &ChangeSettings) -> Result<Contro
         slow_request: time(change.slow_request, settings.slow_request),
         gc: change.gc.unwrap_or(settings.gc),
         compact: change.compact.unwrap_or(settings.compact),
+        scrub: change.scrub.unwrap_or(settings.scrub),
         trash_keep: time(change.trash_keep, settings.trash_keep),
         snapshot_schedules,
         cache_size: change.cache_size.unwrap_or(settings.cache_size),
@@ -126,6 +127,7 @@ impl From<&ControlSettings> for ChangeableSettings {
             slow_request: TimeSpan(settings.slow_request),
             gc: settings.gc,
             compact: settings.compact,
+            scrub: settings.scrub,
             snapshot_schedule: schedules.map(ToString::to_string).collect(),
             trash_keep: TimeSpan(settings.trash_keep),
             cache_size: settings.cache_size,
@@ -223,7 +225,8 @@ impl ControlPlane {
         let rpo_ns = u64::try_from(next.rpo.as_nanos()).unwrap_or(u64::MAX);
         let is_told = (next.rpo == now.rpo || self.host.set_rpo(rpo_ns))
             && (next.gc == now.gc || self.host.set_gc_interval(next.gc.ns()))
-            && (next.compact == now.compact || self.host.set_compact_interval(next.compact.ns()));
+            && (next.compact == now.compact || self.host.set_compact_interval(next.compact.ns()))
+            && (next.scrub == now.scrub || self.host.set_scrub_interval(next.scrub.ns()));
         is_told.then_some(()).ok_or_else(|| {
             Failure::new(
                 FailureCode::NotReady,
@@ -244,6 +247,7 @@ mod tests {
             slow_request: TimeSpan(Duration::from_secs(1)),
             gc: Interval(None),
             compact: Interval(None),
+            scrub: Interval(None),
             snapshot_schedule: vec!["demo=1h,keep=2".into()],
             trash_keep: TimeSpan(Duration::ZERO),
             cache_size: Size(0),

@@ -25,7 +25,9 @@ use store::SharedStore;
 use tokio::runtime::Handle;
 use ublk::device::LiveDevice;
 use ublk::exit::ExitTimeouts;
-use volume::{CompactOptions, Continuation, Host, Notify, Options, RecoveryReport, Rings, Setup};
+use volume::{
+    CompactOptions, Continuation, Host, Notify, Options, RecoveryReport, Rings, ScrubOptions, Setup,
+};
 
 use crate::config::Settings;
 use crate::engine::commit_io::CommitIo;
@@ -233,6 +235,10 @@ fn options(settings: &Settings, files: &CacheDir, memory: MemoryPlan) -> Options
         compact: CompactOptions {
             interval_ns: settings.compact.ns(),
             ..CompactOptions::default()
+        },
+        scrub: ScrubOptions {
+            interval_ns: settings.scrub.ns(),
+            ..ScrubOptions::default()
         },
         rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
         ..Options::default()

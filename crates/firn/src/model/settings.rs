@@ -16,6 +16,7 @@ pub(crate) struct ChangeableSettings {
     pub(crate) slow_request: TimeSpan,
     pub(crate) gc: Interval,
     pub(crate) compact: Interval,
+    pub(crate) scrub: Interval,
     /// Like `demo=1h,keep=24`.
     pub(crate) snapshot_schedule: Vec<String>,
     pub(crate) trash_keep: TimeSpan,
@@ -43,6 +44,8 @@ pub(crate) struct ChangeSettings {
     pub(crate) gc: Option<Interval>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) compact: Option<Interval>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) scrub: Option<Interval>,
     /// All of them: one that is not here ends. The snapshots that it took stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) snapshot_schedule: Option<Vec<String>>,

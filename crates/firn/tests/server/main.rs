@@ -38,6 +38,7 @@ mod rescue_log;
 mod resumed_imports;
 mod sandbox;
 mod schedules;
+mod scrub;
 mod serve;
 mod settings;
 mod small_machines;

@@ -83,11 +83,15 @@ fn the_collector_and_compaction_are_switched_on_and_off_while_the_server_runs() 
         )
     };
     assert_eq!(passes(), (false, 0));
-    let said = world.expect_success(&server, &["config", "set", "gc=1s", "compact=10m"]);
+    let said = world.expect_success(
+        &server,
+        &["config", "set", "gc=1s", "compact=10m", "scrub=24h"],
+    );
     assert!(said.contains("gc = \"1s\"\ncompact = \"600s\""), "{said}");
     eventually("a pass by itself", || passes().1 > 0);
     world.expect_success(&server, &["upgrade"]);
     assert_eq!(settings(&world, &server)["compact"], "600s");
+    assert_eq!(settings(&world, &server)["scrub"], "86400s");
     eventually("a pass of the next program", || passes() > (true, 0));
     world.expect_success(&server, &["config", "set", "gc=off"]);
     assert!(!passes().0);

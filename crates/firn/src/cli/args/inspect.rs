@@ -57,7 +57,7 @@ pub(crate) enum ConfigCommand {
         Write there what is to stay after a stop. A cache-size that is not there stays, for it is that of the file.\n\
         The size of the log is fixed: `firn rescue log --log-size SIZE` makes it anew, with the server stopped.")]
     Set {
-        /// rpo, slow-request, trash-keep (times), gc, compact (times or off), cache-size, or snapshot-schedule, which may be given several times and
+        /// rpo, slow-request, trash-keep (times), gc, compact, scrub (times or off), cache-size, or snapshot-schedule, which may be given several times and
         /// replaces all that there are.
         #[arg(required = true, value_name = "NAME=VALUE")]
         settings: Vec<String>,

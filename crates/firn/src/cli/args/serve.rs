@@ -120,6 +120,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TIME|off")]
     pub(crate) compact: Option<Interval>,
 
+    /// Time in which what lies on the local disk and in the store, too, is read once and proven by its checksums, at 8 MiB a
+    /// second at most; or off. What is damaged is read from the store from then on. [default: 168h]
+    #[arg(long, value_name = "TIME|off")]
+    pub(crate) scrub: Option<Interval>,
+
     /// How long a deleted volume is kept in the trash, from where `firn trash restore` brings it back. Once the time is
     /// over it goes with the next pass of the garbage collector of any server. 0s: it is deleted at once. [default: 24h]
     #[arg(long, value_name = "TIME")]

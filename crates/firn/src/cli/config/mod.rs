@@ -157,6 +157,7 @@ fn default_of(name: &str, settings: &Settings) -> Option<Value> {
         "rpo" => "30s".to_owned(),
         "gc" => "6h".to_owned(),
         "compact" => "off".to_owned(),
+        "scrub" => "168h".to_owned(),
         "trash-keep" => "24h".to_owned(),
         "slow-request" => "1s".to_owned(),
         "log-size" => crate::units::Size(settings.new_log_bytes()).to_string(),

@@ -17,11 +17,12 @@ use crate::model::{ChangeSettings, ChangeableSettings};
 const PATH: &str = "/v1/settings";
 
 /// The names of what may change.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "rpo",
     "slow-request",
     "gc",
     "compact",
+    "scrub",
     "snapshot-schedule",
     "trash-keep",
     "cache-size",
@@ -43,12 +44,13 @@ fn print(json: bool, settings: &ChangeableSettings) -> Result<()> {
     }
     let schedules = Value::from(settings.snapshot_schedule.clone());
     output::line(&format!(
-        "rpo = \"{}\"\nslow-request = \"{}\"\ngc = \"{}\"\ncompact = \"{}\"\nsnapshot-schedule = {schedules}\n\
+        "rpo = \"{}\"\nslow-request = \"{}\"\ngc = \"{}\"\ncompact = \"{}\"\nscrub = \"{}\"\nsnapshot-schedule = {schedules}\n\
          trash-keep = \"{}\"\ncache-size = \"{}\"",
         settings.rpo,
         settings.slow_request,
         settings.gc,
         settings.compact,
+        settings.scrub,
         settings.trash_keep,
         settings.cache_size
     ))
@@ -69,6 +71,7 @@ fn parse(given: &[String], all: &[String]) -> Result<ChangeSettings> {
             "gc" => put(&mut change.gc, name, value)?,
             "cache-size" => put(&mut change.cache_size, name, value)?,
             "compact" => put(&mut change.compact, name, value)?,
+            "scrub" => put(&mut change.scrub, name, value)?,
             "snapshot-schedule" => {
                 let schedules = change.snapshot_schedule.get_or_insert_default();
                 // Nothing behind the sign: none.
