@@ -156,7 +156,8 @@ pub(super) fn report(command: &mut Command) -> Result<Value, Failure> {
     parse_json(&text)
 }
 
-fn parse_json(text: &str) -> Result<Value, Failure> {
+/// The report in what fio printed, which may begin with notes.
+pub(super) fn parse_json(text: &str) -> Result<Value, Failure> {
     let start = text.find('{').unwrap_or(text.len());
     serde_json::from_str(&text[start..]).map_err(|_| format!("fio gave no report:\n{text}").into())
 }

@@ -212,7 +212,7 @@ pub(super) fn spread(mut values: Vec<f64>) -> [f64; 3] {
 }
 
 /// What the server says of each upgrade: `steps="NAME MILLISECONDS, …"`, in their order.
-fn steps(log: &str) -> Vec<(String, Vec<f64>)> {
+pub(super) fn steps(log: &str) -> Vec<(String, Vec<f64>)> {
     let mut order = Vec::new();
     let mut times: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for line in log.lines() {

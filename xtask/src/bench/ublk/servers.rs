@@ -42,7 +42,7 @@ impl Mode {
     }
 
     /// As the kernel tree's server reads it.
-    fn of_kublk(self) -> &'static [&'static str] {
+    pub(super) fn of_kublk(self) -> &'static [&'static str] {
         match self {
             // What ours does, too: the driver registers the buffer.
             Self::ZeroCopy => &["--auto_zc"],

@@ -3,7 +3,8 @@
 //! Hot requests against a bare file that the kernel tree's server serves (P2), zero-copy against
 //! user-copy (P3), the first write to a cold block (P4), what a cold read asks of the store and
 //! how many threads a hot request meets (P5), a working set larger than the cache, and writers that
-//! share a flush (P6). Everything in one run, in one guest, so that ratios mean something. Like the
+//! share a flush (P6). By itself: how long requests wait while a server is upgraded (P9), or killed and
+//! replaced (P23). Everything in one run, in one guest, so that ratios mean something. Like the
 //! other benchmarks of ublk it runs itself a second time inside the guest. What idle disks cost
 //! (P10) is the soak's to say.
 
@@ -13,6 +14,7 @@ mod flush;
 mod hot;
 pub(super) mod medium;
 mod modes;
+mod pauses;
 mod report;
 mod server;
 
@@ -22,7 +24,7 @@ use std::process::{Command, Stdio};
 
 use super::Options;
 use crate::chart::Chart;
-use crate::{Failure, lane, process, vm, workspace};
+use crate::{Failure, lane, process, server_program, vm, workspace};
 use report::Report;
 
 /// Arguments of `cargo xtask bench volume`.
@@ -39,6 +41,9 @@ pub(crate) struct Arguments {
     /// Milliseconds that a flush of the log's disk takes, for `flush`
     #[arg(long, default_value_t = 1)]
     flush_ms: u64,
+    /// Measure this server instead of the one built here
+    #[arg(long)]
+    program: Option<PathBuf>,
     /// The kernel tree's server, inside the guest
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
@@ -49,7 +54,7 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum VolumePart {
-    /// All of what follows
+    /// All of P2 to P6
     All,
     /// P2: hot requests against a bare file, and the threads that a hot request meets (P5)
     Hot,
@@ -61,6 +66,8 @@ enum VolumePart {
     Evict,
     /// P6: 64 writers that wait for each write's flush against one, where a flush is slow
     Flush,
+    /// P9 and P23: the longest request while the server is upgraded, or killed and replaced
+    Pauses,
 }
 
 /// Where the log and the served files are.
@@ -93,14 +100,16 @@ fn value_name(value: &impl clap::ValueEnum) -> Result<String, Failure> {
 /// Builds the servers, starts the guest, and keeps what it draws.
 fn run_on_host(arguments: &Arguments) -> Result<(), Failure> {
     let kublk = vm::kublk_path()?;
-    super::build_servers()?;
-    let build = ["build", "--quiet", "--profile", "dist", "-p", "firn"];
-    process::run(&mut workspace::cargo(build))?;
+    if arguments.what != VolumePart::Pauses {
+        super::build_servers()?;
+    }
+    let program = server_program::build_unless(arguments.program.as_deref())?;
     let (what, medium) = (value_name(&arguments.what)?, value_name(&arguments.medium)?);
     let guest = ["--memory", "6G", "--scratch", "4096"];
     let mut guest = arguments.options.in_guest(&guest, &["volume", &what])?;
     guest.args(["--medium", &medium]);
     guest.args(["--flush-ms", &arguments.flush_ms.to_string()]);
+    guest.arg("--program").arg(program);
     guest.arg("--inside").arg(kublk);
     println!("this machine: {}", lane::describe_machine()?);
     println!("$ {}", process::command_line(&guest));
@@ -149,13 +158,17 @@ fn measure_in_guest(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> 
     let lane = lane::describe_guest(kernel, *icount)?;
     println!("{lane}");
     let mut report = Report::new(&arguments.options, &lane);
-    let wanted = |what| arguments.what == what || arguments.what == VolumePart::All;
-    let parts: [(VolumePart, Part); 5] = [
+    let wanted = |what| match arguments.what {
+        VolumePart::All => what != VolumePart::Pauses,
+        one => one == what,
+    };
+    let parts: [(VolumePart, Part); 6] = [
         (VolumePart::Hot, hot::run),
         (VolumePart::Modes, modes::run),
         (VolumePart::Cold, cold::run),
         (VolumePart::Evict, evict::run),
         (VolumePart::Flush, flush::run),
+        (VolumePart::Pauses, pauses::run),
     ];
     let dir = match arguments.medium {
         Medium::Memory => medium::in_memory()?,
@@ -166,6 +179,7 @@ fn measure_in_guest(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> 
     let context = BenchContext {
         options: &arguments.options,
         flush_ms: arguments.flush_ms,
+        program: arguments.program.as_deref().ok_or("no server's program")?,
         kublk,
         dir: &dir,
     };
@@ -184,6 +198,8 @@ type Part = fn(&BenchContext, &mut Report) -> Result<(), Failure>;
 struct BenchContext<'a> {
     options: &'a Options,
     flush_ms: u64,
+    /// The server's program.
+    program: &'a Path,
     kublk: &'a Path,
     /// The directory for logs and served files.
     dir: &'a Path,

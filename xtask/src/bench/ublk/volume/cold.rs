@@ -45,7 +45,7 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
         let mut granted = String::new();
         let mut fetched = 0.0;
         for _ in 0..context.options.rounds {
-            let world = World::new(context.dir, "cold")?;
+            let world = World::new(context.program, context.dir, "cold")?;
             let (firn, disk) = open_cold(&world)?;
             granted = firn.granted("cold")?;
             let before = firn.store_reads()?;
@@ -88,7 +88,7 @@ fn reads_by_mode(context: &BenchContext, report: &mut Report) -> Result<(), Fail
             let mut samples = Vec::new();
             let mut granted = String::new();
             for _ in 0..context.options.rounds {
-                let world = World::new(context.dir, "cold")?;
+                let world = World::new(context.program, context.dir, "cold")?;
                 let (firn, disk) = open_cold_as(&world, mode)?;
                 granted = firn.granted("cold")?;
                 samples.push(fio(load, &[disk], Length::Requests(COLD_READS))?);
@@ -127,7 +127,7 @@ fn open_cold_as(world: &World, mode: Mode) -> Result<(Firn, PathBuf), Failure> {
 
 /// P5: what cold reads ask of the store, one read at a time.
 fn reads(context: &BenchContext) -> Result<(), Failure> {
-    let world = World::new(context.dir, "cold")?;
+    let world = World::new(context.program, context.dir, "cold")?;
     let (firn, disk) = open_cold(&world)?;
     println!("\n## P5: store requests of a cold read\n");
     println!("| read | reads | store requests each, mean | most |\n|---|---:|---:|---:|");

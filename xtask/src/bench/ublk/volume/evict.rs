@@ -22,7 +22,7 @@ const WORKLOADS: [Workload; 4] = [
 ];
 
 pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
-    let world = World::new(context.dir, "evict")?;
+    let world = World::new(context.program, context.dir, "evict")?;
     let volume = format!("large={MIB}MiB");
     let usual = [
         "--log-size",

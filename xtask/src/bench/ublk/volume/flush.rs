@@ -95,7 +95,7 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
         measure_bare_flush(&slow, context.flush_ms)?
     );
     let dir = slow.mounted()?;
-    let world = World::new(&dir, "flush")?;
+    let world = World::new(context.program, &dir, "flush")?;
     let mut firn = world.serve(&["--log-size", "1GiB"])?;
     println!("<!-- volumes: {} -->", firn.log);
     let mut flush_counts = Vec::new();

@@ -68,7 +68,7 @@ struct ThreadWakes {
 }
 
 pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
-    let world = World::new(context.dir, "hot")?;
+    let world = World::new(context.program, context.dir, "hot")?;
     let log = format!("{LOG_MIB}MiB");
     let volume = format!("hot={MIB}MiB");
     let mut firn = world.serve(&["--log-size", &log, "--volume", &volume])?;

@@ -39,7 +39,7 @@ const WORKLOADS: [Workload; 7] = [
 ];
 
 pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
-    let world = World::new(context.dir, "modes")?;
+    let world = World::new(context.program, context.dir, "modes")?;
     let mut firn = world.serve(&["--log-size", LOG])?;
     let modes = [Mode::UserCopy, Mode::ZeroCopy];
     let mut disks: Vec<Vec<PathBuf>> = Vec::new();

@@ -10,13 +10,14 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
+use crate::Failure;
 use crate::bench::ublk::servers::{DEPTH, Mode};
-use crate::{Failure, workspace};
 
 /// A running server.
 #[derive(Debug)]
 pub(super) struct Firn {
     child: Child,
+    program: PathBuf,
     api: String,
     /// The file of the token that the API wants.
     token: PathBuf,
@@ -27,24 +28,39 @@ pub(super) struct Firn {
 
 /// Its files.
 #[derive(Debug)]
-pub(super) struct World(PathBuf);
+pub(super) struct World {
+    dir: PathBuf,
+    /// The server's.
+    program: PathBuf,
+}
 
 impl World {
-    pub(super) fn new(dir: &Path, name: &str) -> Result<World, Failure> {
+    /// Below `dir`, for servers of this program.
+    pub(super) fn new(program: &Path, dir: &Path, name: &str) -> Result<World, Failure> {
         let dir = dir.join(name);
         std::fs::create_dir_all(&dir)?;
-        Ok(World(dir))
+        let program = program.to_owned();
+        Ok(World { dir, program })
     }
 
     /// Throws the log and the cache away: what is left is the store.
     pub(super) fn remove_cache(&self) -> Result<(), Failure> {
-        Ok(std::fs::remove_dir_all(self.0.join("cache"))?)
+        Ok(std::fs::remove_dir_all(self.dir.join("cache"))?)
+    }
+
+    fn stderr(&self) -> PathBuf {
+        self.dir.join("stderr")
+    }
+
+    /// What its servers have said in their logs.
+    pub(super) fn server_log(&self) -> Result<String, Failure> {
+        Ok(std::fs::read_to_string(self.stderr())?)
     }
 
     /// Starts a server; it uploads when it is told to, or when much is dirty.
     pub(super) fn serve(&self, more: &[&str]) -> Result<Firn, Failure> {
-        let at = |name: &str| self.0.join(name).display().to_string();
-        let mut command = Command::new(program());
+        let at = |name: &str| self.dir.join(name).display().to_string();
+        let mut command = Command::new(&self.program);
         command.args(["serve", "--api", "127.0.0.1:0", "--rpo", "1h"]);
         command.args(["--api-tokens", &at("tokens")]);
         command.args(["--store", &at("store"), "--cache", &at("cache")]);
@@ -53,13 +69,14 @@ impl World {
             command.args(["--cache-size", "64MiB"]);
         }
         command.args(more);
-        let said = self.0.join("stderr");
+        let said = self.stderr();
         let log = File::options().create(true).append(true).open(&said)?;
         let child = command.stdout(Stdio::piped()).stderr(log).spawn()?;
         let mut firn = Firn {
             child,
+            program: self.program.clone(),
             api: String::new(),
-            token: self.0.join("tokens/admin"),
+            token: self.dir.join("tokens/admin"),
             attached: Vec::new(),
             log: String::new(),
         };
@@ -85,18 +102,14 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         // It is the guest's memory; nothing depends on it.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.dir);
     }
-}
-
-fn program() -> PathBuf {
-    workspace::packaged("firn")
 }
 
 impl Firn {
     /// `firn ARGS`, and what it printed.
     pub(super) fn ask(&self, args: &[&str]) -> Result<String, Failure> {
-        let mut command = Command::new(program());
+        let mut command = Command::new(&self.program);
         command.args(["--api", &self.api]);
         command.arg("--token-file").arg(&self.token);
         let output = command.args(args).output()?;
@@ -158,6 +171,18 @@ impl Firn {
     /// Requests to the store that read.
     pub(super) fn store_reads(&self) -> Result<f64, Failure> {
         self.metric("firn_store_requests_total", "op=\"get")
+    }
+
+    /// Kills it, and executes the next at once with the same arguments; returns when that is ready.
+    pub(super) fn kill_and_replace(&mut self, world: &World, more: &[&str]) -> Result<(), Failure> {
+        self.child.kill()?;
+        // It is waited for when the next is ready: that waits for what the kernel still has of it.
+        let next = world.serve(more)?;
+        let mut killed = std::mem::replace(self, next);
+        self.attached = std::mem::take(&mut killed.attached);
+        killed.api.clear();
+        killed.child.wait()?;
+        Ok(())
     }
 
     pub(super) fn pid(&self) -> u32 {
