@@ -121,6 +121,22 @@ impl RunningServer {
         std::fs::read_to_string(&self.said).unwrap_or_default()
     }
 
+    /// Waits for its devices. Where they do not come, that is said with the server's own words.
+    fn wait_until_there(&mut self) -> Result<(), Failure> {
+        let Err(error) = wait(&self.devices, true) else {
+            return Ok(());
+        };
+        let ended = match &mut self.child {
+            Some(child) => child.try_wait()?,
+            None => None,
+        };
+        let state = ended.map_or("its server runs".to_owned(), |status| {
+            format!("its server ended with {status}")
+        });
+        let said = std::fs::read_to_string(&self.said).unwrap_or_default();
+        Err(format!("{error}; {state} and said:\n{said}").into())
+    }
+
     fn terminate(&mut self) {
         if let Some(mut child) = self.child.take() {
             let pid = rustix::process::Pid::from_child(&child);
@@ -212,7 +228,7 @@ impl Server {
                 }
             }
         }
-        wait(&running.devices, true)?;
+        running.wait_until_there()?;
         Ok(running)
     }
 
