@@ -23,7 +23,6 @@ use self::clients::{Answers, Clients, unix_ms};
 use self::kublk::Kublk;
 use self::starts::Starts;
 use super::BenchContext;
-use super::hot::fill;
 use super::report::Report;
 use super::server::{Firn, World};
 use crate::bench::handoff::{spread, steps};
@@ -79,6 +78,22 @@ impl Case {
         let (event, server, mode) = (self.event.name(), self.server, self.mode.name());
         format!("{event} {server} {mode} x{}", self.busy)
     }
+
+    /// MiB of each busy disk.
+    fn busy_mib(&self) -> u64 {
+        BUSY_MIB / self.busy as u64
+    }
+
+    /// What each of its servers is started with.
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["--log-size".to_owned(), format!("{LOG_MIB}MiB")];
+        for number in 0..self.busy + self.light {
+            let busy = number < self.busy;
+            let mib = if busy { self.busy_mib() } else { LIGHT_MIB };
+            arguments.push(format!("--volume={}={mib}MiB", volume(number)));
+        }
+        arguments
+    }
 }
 
 /// A period without an event and the one with it, in milliseconds since 1970.
@@ -87,9 +102,17 @@ struct Round {
     with: Range<u64>,
 }
 
-/// A server below its clients. Disks go before their server's files do.
+/// A server of volumes, what it was started with, and what its successors said. Its disks go before its files do.
+struct Volumes {
+    firn: Firn,
+    world: World,
+    arguments: Vec<String>,
+    starts: Starts,
+}
+
+/// A server below its clients.
 enum Below {
-    Firn(Box<(Firn, World, Starts)>),
+    Firn(Box<Volumes>),
     Kublk(Kublk),
 }
 
@@ -98,12 +121,17 @@ impl Below {
     fn happen(&mut self, event: Event, clients: &mut Clients) -> Result<(), Failure> {
         match self {
             Below::Firn(served) => {
-                let (firn, world, starts) = &mut **served;
+                let Volumes {
+                    firn,
+                    world,
+                    arguments,
+                    starts,
+                } = &mut **served;
                 if event == Event::Upgrade {
                     firn.ask(&["upgrade"])?;
                 } else {
                     let (killed_at, said) = (unix_ms(), world.server_log()?.len());
-                    firn.kill_and_replace(world, &arguments().each_ref().map(String::as_str))?;
+                    firn.kill_and_replace(world, &words(arguments))?;
                     starts.note(killed_at, &world.server_log()?[said..]);
                 }
                 clients.wait_until_all_are_answered(&mut || Ok(()))
@@ -190,7 +218,7 @@ fn measure(context: &BenchContext, case: &Case) -> Result<String, Failure> {
     let answers = clients.end()?;
     print_row(case, &rounds, &answers)?;
     match &below {
-        Below::Firn(served) => details(case, &found, (&served.1, &served.2)),
+        Below::Firn(served) => details(case, &found, served),
         Below::Kublk(_) => Ok(String::new()),
     }
 }
@@ -198,25 +226,18 @@ fn measure(context: &BenchContext, case: &Case) -> Result<String, Failure> {
 /// Starts a case's server: the busy disks, each block of them written by itself, and the light ones; what was granted, and how
 /// full the log is.
 fn start(context: &BenchContext, case: &Case) -> Result<(Below, Vec<PathBuf>, String), Failure> {
-    let mib = BUSY_MIB / case.busy as u64;
     if case.server == "kublk" {
-        let count_and_mib = (case.busy, mib);
+        let count_and_mib = (case.busy, case.busy_mib());
         let kublk = Kublk::start(context.kublk, context.dir, case.mode, count_and_mib)?;
         let disks = kublk.disks();
         return Ok((Below::Kublk(kublk), disks, String::new()));
     }
     let world = World::new(context.program, context.dir, "pauses")?;
-    let mut firn = world.serve(&arguments().each_ref().map(String::as_str))?;
+    let arguments = case.arguments();
+    let mut firn = world.serve(&words(&arguments))?;
     let mut disks = Vec::new();
     for number in 0..case.busy + case.light {
-        let mib = if number < case.busy { mib } else { LIGHT_MIB };
-        let volume = format!("disk-{number}");
-        firn.ask(&["volume", "create", &volume, "--size", &format!("{mib}MiB")])?;
-        disks.push(firn.attach(&volume, case.mode)?);
-    }
-    for (number, disk) in disks[..case.busy].iter().enumerate() {
-        fill(disk)?;
-        firn.ask(&["sync", &format!("disk-{number}")])?;
+        disks.push(firn.attach(&volume(number), case.mode)?);
     }
     let scattered = Workload::new("randwrite", "4k", 32).with_devices(case.busy);
     fio(scattered, &disks[..case.busy], Length::Once)?;
@@ -227,13 +248,21 @@ fn start(context: &BenchContext, case: &Case) -> Result<(Below, Vec<PathBuf>, St
         firn.metric("firn_log_segments_spare", "")?,
         firn.metric("firn_log_segments", "")?,
     );
-    let served = Box::new((firn, world, Starts::default()));
+    let served = Box::new(Volumes {
+        firn,
+        world,
+        arguments,
+        starts: Starts::default(),
+    });
     Ok((Below::Firn(served), disks, found))
 }
 
-/// The arguments of every server here.
-fn arguments() -> [String; 2] {
-    ["--log-size".to_owned(), format!("{LOG_MIB}MiB")]
+fn words(arguments: &[String]) -> Vec<&str> {
+    arguments.iter().map(String::as_str).collect()
+}
+
+fn volume(number: usize) -> String {
+    format!("disk-{number}")
 }
 
 fn print_row(case: &Case, rounds: &[Round], answers: &Answers) -> Result<(), Failure> {
@@ -270,14 +299,10 @@ fn print_row(case: &Case, rounds: &[Round], answers: &Answers) -> Result<(), Fai
 }
 
 /// What the servers said of their way to serving.
-fn details(
-    case: &Case,
-    found: &str,
-    (world, starts): (&World, &Starts),
-) -> Result<String, Failure> {
+fn details(case: &Case, found: &str, served: &Volumes) -> Result<String, Failure> {
     let times = match case.event {
-        Event::Upgrade => steps(&world.server_log()?),
-        Event::Kill => starts.times(),
+        Event::Upgrade => steps(&served.world.server_log()?),
+        Event::Kill => served.starts.times(),
     };
     let what = match case.event {
         Event::Upgrade => "step of the pause, ms",
