@@ -84,11 +84,15 @@ impl Kublk {
 
 impl Drop for Kublk {
     fn drop(&mut self) {
-        for at in 0..self.files.len() {
+        // All at once: the kernel takes its time for each.
+        let removals = (0..self.files.len()).map(|at| {
             let mut removal = Command::new(&self.program);
             removal.args(["del", "-n", &(FIRST + at).to_string()]);
+            removal.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+        });
+        for mut removal in removals.collect::<Vec<_>>().into_iter().flatten() {
             // Whether it worked is looked at below.
-            let _ = removal.stdout(Stdio::null()).stderr(Stdio::null()).status();
+            let _ = removal.wait();
         }
         if let Err(error) = wait(&self.disks(), false) {
             println!("{error}");
