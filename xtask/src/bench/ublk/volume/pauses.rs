@@ -155,16 +155,9 @@ pub(super) fn run(context: &BenchContext, _: &mut Report) -> Result<(), Failure>
             Event::Upgrade => println!("\n## P9: the longest request in an upgrade\n"),
             Event::Kill => println!("\n## P23: the longest request in kill -9 and restart\n"),
         }
-        println!(
-            "| server | data mode | busy | light | longest request, ms, without: median | most | with: median | most \
-             | beyond: least | median | most | requests |"
-        );
-        println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
-        let mut details = String::new();
         for case in cases {
-            details += &measure(context, &case)?;
+            measure(context, &case)?;
         }
-        println!("{details}");
     }
     Ok(())
 }
@@ -193,8 +186,8 @@ fn cases() -> impl Iterator<Item = Case> + Clone {
     upgrades.into_iter().chain(kills)
 }
 
-/// Measures one case and prints its row; answers what is to be said below the table.
-fn measure(context: &BenchContext, case: &Case) -> Result<String, Failure> {
+/// Measures one case and prints it, before its disks go: that takes long, and may fail.
+fn measure(context: &BenchContext, case: &Case) -> Result<(), Failure> {
     let (mut below, disks, found) = start(context, case)?;
     let (busy, light) = disks.split_at(case.busy);
     let mut clients = Clients::start(busy, light)?;
@@ -217,10 +210,10 @@ fn measure(context: &BenchContext, case: &Case) -> Result<String, Failure> {
     }
     let answers = clients.end()?;
     print_row(case, &rounds, &answers)?;
-    match &below {
-        Below::Firn(served) => details(case, &found, served),
-        Below::Kublk(_) => Ok(String::new()),
+    if let Below::Firn(served) = &below {
+        println!("{}", details(case, &found, served)?);
     }
+    Ok(())
 }
 
 /// Starts a case's server: the busy disks, each block of them written by itself, and the light ones; what was granted, and how
@@ -279,6 +272,11 @@ fn print_row(case: &Case, rounds: &[Round], answers: &Answers) -> Result<(), Fai
     let [_, usual, most_without] = spread(without);
     let [_, middle, most] = spread(with);
     let [beyond_least, beyond_middle, beyond_most] = spread(beyond);
+    println!(
+        "\n| server | data mode | busy | light | longest request, ms, without: median | most | with: median | most \
+         | beyond: least | median | most | requests |"
+    );
+    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     println!(
         "| {} | {} | {} | {} | {usual:.1} | {most_without:.1} | {middle:.1} | {most:.1} \
          | {beyond_least:.1} | {beyond_middle:.1} | {beyond_most:.1} | {:.0} |",
