@@ -136,6 +136,8 @@ faults! {
     GroupJudged => "group of snapshots judged",
     /// A fork was made.
     ForkMade => "fork made",
+    /// One is in the log, and not in the store yet.
+    ForkKept => "fork in the log",
     /// A process died while it made one, or its end was an error.
     ForkUnsure => "fork made or not",
     /// A fork was opened for the first time.

@@ -332,7 +332,7 @@ impl Profile {
     /// Most worlds scrub, and far more often than is of use; but a world has to come to an end.
     fn draw_scrub(&mut self, seed: u64) {
         let rng = &mut Rng::stream(seed, "scrub");
-        self.limits.scrub_ns = *rng.pick(&[0, 300 * MS, 1000 * MS, 4000 * MS]);
+        self.limits.scrub_ns = *rng.pick(&[0, 2_000 * MS, 8_000 * MS, 30_000 * MS]);
     }
 
     /// In some worlds a server serves before the store has answered, which may be away when it starts.

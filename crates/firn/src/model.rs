@@ -203,7 +203,7 @@ pub(crate) struct CreateSnapshotGroup {
     pub(crate) wait: SnapshotWait,
 }
 
-/// What has a new snapshot when it is answered.
+/// What has a new snapshot or fork when it is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SnapshotWait {
@@ -258,6 +258,8 @@ pub(crate) struct Restored {
 pub(crate) struct ForkVolume {
     /// The new volume's name.
     pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) wait: SnapshotWait,
 }
 
 /// Answer to `POST /v1/volumes/{name}/fork`.
@@ -270,6 +272,8 @@ pub(crate) struct Forked {
     /// Another host that has the parent open: what that has not brought to the store is not in the new volume.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) parent_holder: Option<String>,
+    /// The store has it. If not, the log of this host has, and it goes to the store by itself.
+    pub(crate) stored: bool,
 }
 
 /// Body of `POST /v1/gc`.

@@ -15,8 +15,8 @@ pub enum PointAsk {
     TakeGroup(Vec<String>, Durability),
     /// Delete a snapshot.
     Delete(String),
-    /// Make a fork of a volume or a snapshot, of this name.
-    Fork(String, String),
+    /// Make a fork of a volume or a snapshot, of this name; wait until the store has it, or until the log has.
+    Fork(String, String, Durability),
     /// Set the volume of this snapshot back to it; what it held is kept under the second name.
     Restore(String, String),
     /// Open a snapshot to be read.
@@ -33,7 +33,8 @@ pub enum PointEnd {
     /// A snapshot is deleted, or not.
     Deleted(Result<(), Failure>),
     /// A fork was made, or not.
-    Forked(Result<(), Failure>),
+    /// Whether the store has it.
+    Forked(Result<bool, Failure>),
     /// A volume was set back, or not.
     Restored(Result<(), Failure>),
     /// A snapshot can be read, or not.
@@ -69,7 +70,7 @@ impl PointCalls {
             add(token, PointEnd::Deleted(result));
         });
         take_ended(&mut self.forking, |token, result| {
-            add(token, PointEnd::Forked(result.map(drop)));
+            add(token, PointEnd::Forked(result.map(|fork| fork.is_stored)));
         });
         take_ended(&mut self.restoring, |token, result| {
             add(token, PointEnd::Restored(result.map(drop)));
@@ -95,8 +96,8 @@ impl Node {
                 calls.grouping.push((token, answer));
             }
             PointAsk::Delete(name) => calls.deleting.push((token, host.delete_snapshot(&name))),
-            PointAsk::Fork(parent, name) => {
-                let answer = host.fork_volume(&parent, &name);
+            PointAsk::Fork(parent, name, durability) => {
+                let answer = host.fork_volume(&parent, &name, durability);
                 calls.forking.push((token, answer));
             }
             PointAsk::Restore(name, kept) => {

@@ -136,6 +136,7 @@ impl World {
         self.trace.log(self.now, || format!("m{machine} host loss"));
         self.note_exposure(machine);
         self.lose_logged_snapshots(machine);
+        self.lose_logged_forks();
         self.forget_devices(machine);
         self.kill_process(machine);
         if self.has_gone_back() && !self.has_gone_on() {

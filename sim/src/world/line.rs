@@ -48,6 +48,8 @@ pub(super) struct ForkOrigin {
     pub(super) maker: usize,
     /// Of which snapshot.
     pub(super) snapshot: Option<usize>,
+    /// The store had it when its making ended.
+    pub(super) is_stored: bool,
 }
 
 /// A name in the store.
@@ -60,7 +62,9 @@ pub(super) struct Line {
     new_fork: Option<ForkOrigin>,
     pub(super) created: bool,
     incarnations: Vec<Incarnation>,
-    /// Somebody asked for its deletion, which may take effect late.
+    /// It is a fork that was in a log alone when its making ended.
+    pub(super) is_logged_fork: bool,
+    /// Somebody asked for its deletion, which may take effect late; or a fork was lost with the log that had it.
     pub(super) may_be_deleted: bool,
     /// It is being deleted and created again.
     pub(super) recreation: Option<super::fleet::Recreation>,
@@ -90,6 +94,7 @@ impl Line {
             new_fork: None,
             created: false,
             incarnations: vec![first],
+            is_logged_fork: false,
             may_be_deleted: false,
             recreation: None,
         }
@@ -114,6 +119,7 @@ impl Line {
     ) {
         (self.is_used, self.created) = (true, true);
         self.may_be_deleted = !is_sure;
+        self.is_logged_fork = !origin.is_stored;
         self.new_fork = Some(origin);
         if let Some(first) = self.incarnations.first_mut() {
             first.origins = origins;

@@ -312,7 +312,7 @@ impl World {
                     self.count(Fault::SnapshotCut);
                     self.add_snapshots(members, moments, None);
                 }
-                Asked::Fork { line, parent } => self.begin_fork(line, parent, machine, false),
+                Asked::Fork { line, parent } => self.begin_fork(line, parent, machine, None),
                 Asked::Restore {
                     attachment,
                     sought,
@@ -335,6 +335,14 @@ impl World {
             if let Ok(Fate::Logged { .. }) = fate {
                 self.points.snapshots[nth].fate = Fate::Maybe;
             }
+        }
+    }
+
+    /// A machine's log is about to be lost, and with it the forks that have no root yet.
+    pub(super) fn lose_logged_forks(&mut self) {
+        for line in self.lines.iter_mut().filter(|line| line.is_logged_fork) {
+            let key = root_key(&line.name);
+            line.may_be_deleted |= self.store.data(&key).is_none();
         }
     }
 

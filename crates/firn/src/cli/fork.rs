@@ -10,7 +10,7 @@ use super::args::{ApiArgs, ForkArgs};
 use super::client::{Client, volume_path};
 use super::{output, similar_name};
 use crate::failure::{Failure, Result};
-use crate::model::{ForkVolume, Forked};
+use crate::model::{ForkVolume, Forked, SnapshotWait};
 
 /// Requests at once: most of each is a wait for the store.
 const AT_ONCE: usize = 8;
@@ -24,7 +24,7 @@ struct Forks {
 pub(crate) fn fork(api: &ApiArgs, json: bool, args: &ForkArgs) -> Result<()> {
     let client = Client::new(api)?;
     if let [name] = args.names.as_slice() {
-        let forked = make(&client, &args.parent, name)?;
+        let forked = make(&client, &args.parent, name, args.wait)?;
         return match json {
             true => output::json(&forked),
             false => output::line(&forked.volume.name),
@@ -49,7 +49,7 @@ fn fork_all(client: &Client, json: bool, args: &ForkArgs) -> Result<()> {
     });
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE.min(args.names.len()) {
-            scope.spawn(|| make_in_turn(client, json, &args.parent, &progress));
+            scope.spawn(|| make_in_turn(client, json, args, &progress));
         }
     });
     let progress = progress
@@ -66,7 +66,7 @@ fn fork_all(client: &Client, json: bool, args: &ForkArgs) -> Result<()> {
     }
 }
 
-fn make_in_turn(client: &Client, json: bool, parent: &str, progress: &Mutex<Progress<'_>>) {
+fn make_in_turn(client: &Client, json: bool, args: &ForkArgs, progress: &Mutex<Progress<'_>>) {
     let lock = || progress.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let next = {
@@ -75,7 +75,7 @@ fn make_in_turn(client: &Client, json: bool, parent: &str, progress: &Mutex<Prog
             goes_on.then(|| progress.left.next()).flatten()
         };
         let Some(name) = next else { return };
-        let made = make(client, parent, name).and_then(|forked| {
+        let made = make(client, &args.parent, name, args.wait).and_then(|forked| {
             match json {
                 true => Ok(()),
                 false => output::line(name),
@@ -93,9 +93,15 @@ fn make_in_turn(client: &Client, json: bool, parent: &str, progress: &Mutex<Prog
 }
 
 /// Makes a fork, and says what it lacks.
-pub(super) fn make(client: &Client, parent: &str, name: &str) -> Result<Forked> {
+pub(super) fn make(
+    client: &Client,
+    parent: &str,
+    name: &str,
+    wait: SnapshotWait,
+) -> Result<Forked> {
     let asked = ForkVolume {
         name: name.to_owned(),
+        wait,
     };
     let forked: Forked = client
         .post(&format!("{}/fork", volume_path(parent)), &asked)

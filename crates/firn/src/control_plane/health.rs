@@ -128,8 +128,9 @@ fn open_volume_health(open: &OpenVolume) -> Option<Health> {
     let snapshots = open.volume.log_snapshots();
     let failure = snapshots.failure?;
     let why = format!(
-        "{} of its snapshots are in the log of this server alone, for they cannot be brought to the store: {failure}",
-        snapshots.count
+        "{} of its snapshots and {} of its forks are in the log of this server alone, for they cannot be brought to the store: \
+         {failure}",
+        snapshots.count, snapshots.forks
     );
     Some(condition(HealthLevel::Degraded, why))
 }

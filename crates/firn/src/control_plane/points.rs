@@ -225,7 +225,8 @@ impl ControlPlane {
     /// Makes a volume that begins as `parent`, a volume or `VOLUME@SNAPSHOT`, is now.
     pub(crate) async fn fork_volume(&self, parent: &str, request: ForkVolume) -> Result<Forked> {
         let _lock = self.volume_locks.lock(&request.name).await;
-        let forked = self.host.fork_volume(parent, &request.name).await;
+        let wait = durability(request.wait);
+        let forked = self.host.fork_volume(parent, &request.name, wait).await;
         let forked = forked.map_err(Failure::from)?;
         let lsn = forked.volume.stored.0;
         let holder = forked.parent_holder.map(|holder| holder.label);
@@ -234,6 +235,7 @@ impl ControlPlane {
             volume: self.describe(&forked.volume),
             parent_lsn: lsn,
             parent_holder: holder,
+            stored: forked.is_stored,
         })
     }
 }

@@ -110,6 +110,61 @@ fn a_snapshot_is_taken_while_the_store_is_away_and_survives_a_kill_until_the_sto
     assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), [3; BLOCK]);
 }
 
+/// Two kills, the second one before anything of the fork is in the store.
+#[test]
+fn a_fork_is_made_attached_and_written_to_while_the_store_is_away_and_survives_kills() {
+    let world = World::new();
+    let serve = || world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "200ms"]);
+    let server = serve();
+    let mut client = server.connect("demo");
+    client.write(0, &[1; BLOCK]).unwrap();
+    client.write(BLOCK as u64, &[1; BLOCK]).unwrap();
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    client.write(0, &[2; BLOCK]).unwrap();
+    let forked = world.expect_success(&server, &["fork", "demo", "branch", "--json"]);
+    let forked: Value = serde_json::from_str(&forked).unwrap();
+    assert_eq!(
+        (&forked["name"], &forked["stored"]),
+        (&json!("branch"), &json!(false))
+    );
+    client.write(0, &[3; BLOCK]).unwrap();
+    world.expect_success(&server, &["attach", "branch", "--transport", "nbd"]);
+    let mut fork = server.connect("branch");
+    assert_eq!(fork.read(0, BLOCK).unwrap(), [2; BLOCK]);
+    fork.write(2 * BLOCK as u64, &[4; BLOCK]).unwrap();
+    fork.flush().unwrap();
+    // An upgrade in the outage goes on with it, and with its client.
+    world.expect_success(&server, &["upgrade"]);
+    assert_eq!(fork.read(0, BLOCK).unwrap(), [2; BLOCK]);
+    assert_eq!(fork.read(2 * BLOCK as u64, BLOCK).unwrap(), [4; BLOCK]);
+    // Its name is given.
+    let again = world.expect_failure(&server, &["fork", "demo", "branch"]);
+    assert!(again.contains("branch exists already"), "{again}");
+    drop((client, fork));
+    server.kill();
+    let server = serve();
+    assert_eq!(server.connect("branch").read(0, BLOCK).unwrap(), [2; BLOCK]);
+    assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), [3; BLOCK]);
+    server.kill();
+    fs::rename(world.path("away"), world.path("store")).unwrap();
+    let server = serve();
+    // It waits until the store has the fork.
+    world.expect_success(&server, &["sync", "branch"]);
+    let mut fork = server.connect("branch");
+    for (at, fill) in [(0, 2), (1, 1), (2, 4), (3, 0)] {
+        assert_eq!(fork.read(at * BLOCK as u64, BLOCK).unwrap(), [fill; BLOCK]);
+    }
+    let other = world.serve("other", &["--take-over"]);
+    world.expect_success(
+        &other,
+        &["attach", "branch", "--take-over", "--transport", "nbd"],
+    );
+    let mut fork = other.connect("branch");
+    for (at, fill) in [(0, 2), (1, 1), (2, 4), (3, 0)] {
+        assert_eq!(fork.read(at * BLOCK as u64, BLOCK).unwrap(), [fill; BLOCK]);
+    }
+}
+
 #[test]
 fn a_volume_that_is_branched_under_load_is_one_moment_in_each_branch_also_after_a_kill() {
     let world = World::new();
@@ -206,12 +261,13 @@ fn many_forks_are_made_by_one_command_which_ends_at_the_first_that_fails() {
     for name in made.lines() {
         assert!(volumes.iter().any(|volume| volume == name), "{name}");
     }
-    let pins = fs::read_dir(world.path("store/pins")).unwrap();
-    let pins: usize = pins
-        .map(|of| fs::read_dir(of.unwrap().path()).unwrap().count())
-        .sum();
-    // One for each fork and the snapshot: what failed left none.
-    assert_eq!(pins, volumes.len());
+    let pins = || -> usize {
+        let pins = fs::read_dir(world.path("store/pins")).unwrap();
+        pins.map(|of| fs::read_dir(of.unwrap().path()).unwrap().count())
+            .sum()
+    };
+    // One for each fork, when it is in the store, and the snapshot: what failed left none.
+    eventually("the forks are in the store", || pins() == volumes.len());
 }
 
 #[test]

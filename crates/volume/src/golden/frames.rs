@@ -7,6 +7,21 @@ use crate::log::session::{BootId, Sessions};
 use crate::log::snapshot_record::SnapshotRecord;
 use crate::units::{Epoch, Lsn, RootMark, VolumeId, VolumeSize};
 
+fn fork() -> Record {
+    Record::Snapshot {
+        tail: tail(),
+        snapshot: SnapshotRecord {
+            id: VolumeId(ascending(0x60)),
+            is_fork: true,
+            name: "branch".into(),
+            lsn: Lsn(6),
+            bytes: 4 << 24,
+            unix_ms: 123_456_790,
+            labels: Vec::new(),
+        },
+    }
+}
+
 #[test]
 fn frames_and_their_records_are_as_documented() {
     let bytes = fixture(include_str!("../../tests/fixtures/frame.hex"));
@@ -42,6 +57,7 @@ fn frames_and_their_records_are_as_documented() {
             tail: tail(),
             snapshot: SnapshotRecord {
                 id: VolumeId(ascending(0x40)),
+                is_fork: false,
                 name: "demo@one".into(),
                 lsn: Lsn(5),
                 bytes: 4 << 24,
@@ -49,6 +65,7 @@ fn frames_and_their_records_are_as_documented() {
                 labels: vec![("why".into(), "test".into())],
             },
         },
+        fork(),
         Record::Entries {
             tail: tail(),
             cut: Lsn(6),
@@ -93,6 +110,12 @@ fn the_frame_of_a_group_commit_is_as_documented() {
     let mut writer = FrameWriter::new(host());
     records.iter().for_each(|record| writer.record(record));
     assert!(writer.finish(Part::Round, lap, 3) == bytes);
+    let before = fixture(include_str!("../../tests/fixtures/frame_round_5.hex"));
+    assert!(before != bytes);
+    let FrameParse::Frame(read) = frame::decode(&before, host()) else {
+        panic!("no frame of version 5")
+    };
+    assert_eq!(read.records, records);
     let FrameParse::Frame(found) = frame::decode(&bytes, host()) else {
         panic!("no frame")
     };

@@ -5,7 +5,6 @@
 use crate::error::OpenError;
 use crate::host::Host;
 use crate::jobs::Answer;
-use crate::store::catalog;
 use crate::store::catalog::volume_spec::VolumeInfo;
 use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
 use crate::store::forks::group::create_group;
@@ -22,9 +21,9 @@ impl Host {
     /// had back, and behind that until a pass of the garbage collector finds that its time is over.
     pub fn trash_volume(&self, name: &str, keep_ms: u64) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
-        self.control(
-            move |engine| async move { catalog::delete(&engine, &name, Some(keep_ms)).await },
-        )
+        self.control(move |engine| async move {
+            forks::delete_volume(&engine, &name, Some(keep_ms)).await
+        })
     }
 
     /// A part of what is in the trash: by name, and behind that those whose names others have taken, by id.
@@ -57,7 +56,7 @@ impl Host {
     /// Deletes a volume that is open nowhere.
     pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
-        self.control(move |engine| async move { catalog::delete(&engine, &name, None).await })
+        self.control(move |engine| async move { forks::delete_volume(&engine, &name, None).await })
     }
 
     /// Gives a volume that is open nowhere another name, with its snapshots, or goes on where that was cut short. Its
@@ -132,11 +131,19 @@ impl Host {
         self.control(move |engine| async move { forks::delete_snapshot(&engine, &name).await })
     }
 
-    /// Makes a volume that begins as another one, or a snapshot `VOLUME@SNAPSHOT`, is now. Ends when the
-    /// store has it; it is not opened.
-    pub fn fork_volume(&self, parent: &str, name: &str) -> Answer<Result<Fork, OpenError>> {
+    /// Makes a volume that begins as another one, or a snapshot `VOLUME@SNAPSHOT`, is now. It is not opened. Ends
+    /// when the fork is as durable as was asked for; of a volume that is not open here, and of a snapshot, when the
+    /// store has it.
+    pub fn fork_volume(
+        &self,
+        parent: &str,
+        name: &str,
+        durability: Durability,
+    ) -> Answer<Result<Fork, OpenError>> {
         let (parent, name) = (parent.to_owned(), name.to_owned());
-        self.control(move |engine| async move { forks::fork(&engine, &parent, &name).await })
+        self.control(
+            move |engine| async move { forks::fork(&engine, &parent, &name, durability).await },
+        )
     }
 
     /// Sets a volume that nobody has open back to its snapshot `VOLUME@SNAPSHOT`. What it held is the snapshot

@@ -8,7 +8,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `FIRNFRM\0` |
-//! | 8 | 2 | version, 5 |
+//! | 8 | 2 | version: 6, or 5, which has no forks |
 //! | 10 | 2 | flags: bit 0 checkpoint begins, bit 1 checkpoint ends, bit 2 group commit |
 //! | 12 | 4 | length of the records in bytes |
 //! | 16 | 16 | host id |
@@ -30,8 +30,10 @@ use crate::hostlog::notes::LogState;
 use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId, VolumeSize};
 
 const MAGIC: [u8; 8] = *b"FIRNFRM\0";
-/// The version of frames that this code writes and reads.
-pub(crate) const VERSION: u16 = 5;
+/// The version of frames that this code writes.
+pub(crate) const VERSION: u16 = 6;
+/// The oldest one that it reads.
+pub(crate) const VERSION_MIN: u16 = 5;
 pub(crate) const HEADER: usize = 64;
 
 const CHECKPOINT_BEGINS: u16 = 1;
@@ -45,6 +47,7 @@ const TAG_TAIL_REMOVED: u8 = 4;
 const TAG_LOG_STATE: u8 = 5;
 const TAG_SNAPSHOT: u8 = 6;
 const TAG_SNAPSHOT_REMOVED: u8 = 7;
+const TAG_FORK: u8 = 8;
 
 /// What a frame says about a tail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,12 +122,12 @@ pub(crate) enum Record {
     TailRemoved(TailId),
     /// Where the host's log in the store stands.
     LogState(LogState),
-    /// A tail's log keeps a snapshot that the store does not have yet. A later one of the same id replaces it.
+    /// A tail's log keeps a snapshot or fork that the store does not have yet. A later one of the same id replaces it.
     Snapshot {
         tail: TailId,
         snapshot: SnapshotRecord,
     },
-    /// A snapshot of a tail has its root in the store, or was deleted before.
+    /// A snapshot or fork of a tail has its root in the store, or was deleted before.
     SnapshotRemoved { tail: TailId, snapshot: VolumeId },
 }
 
@@ -225,7 +228,10 @@ impl FrameWriter {
                 state.encode(&mut self.w);
             }
             Record::Snapshot { tail, snapshot } => {
-                self.w.u8(TAG_SNAPSHOT);
+                self.w.u8(match snapshot.is_fork {
+                    true => TAG_FORK,
+                    false => TAG_SNAPSHOT,
+                });
                 self.tail_id(*tail);
                 snapshot.encode(&mut self.w);
             }
@@ -309,7 +315,7 @@ fn decode_header(bytes: &[u8], host: HostId) -> Result<FrameParse, TruncatedInpu
     if crc != crc64(&[&bytes[..48], records]) {
         return Ok(FrameParse::NoFrame);
     }
-    if version != VERSION {
+    if !(VERSION_MIN..=VERSION).contains(&version) {
         return Ok(FrameParse::Newer(version));
     }
     let Some(records) = decode_records(records)? else {
@@ -358,9 +364,9 @@ fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, TruncatedInput> {
                 Some(state) => Record::LogState(state),
                 None => return Ok(None),
             },
-            TAG_SNAPSHOT => Record::Snapshot {
+            TAG_SNAPSHOT | TAG_FORK => Record::Snapshot {
                 tail: tail_id(&mut r)?,
-                snapshot: SnapshotRecord::decode(&mut r)?,
+                snapshot: SnapshotRecord::decode(&mut r, tag == TAG_FORK)?,
             },
             TAG_SNAPSHOT_REMOVED => Record::SnapshotRemoved {
                 tail: tail_id(&mut r)?,
@@ -388,6 +394,18 @@ mod tests {
     use crate::units::Span;
 
     const HOST: HostId = HostId([2; 16]);
+
+    fn fork() -> SnapshotRecord {
+        SnapshotRecord {
+            id: VolumeId([6; 16]),
+            is_fork: true,
+            name: "branch".into(),
+            lsn: Lsn(6),
+            bytes: 64 << 20,
+            unix_ms: 6,
+            labels: Vec::new(),
+        }
+    }
 
     fn records() -> Vec<Record> {
         let tail = TailId {
@@ -436,6 +454,7 @@ mod tests {
                 tail,
                 snapshot: SnapshotRecord {
                     id: VolumeId([4; 16]),
+                    is_fork: false,
                     name: "demo@one".into(),
                     lsn: Lsn(6),
                     bytes: 64 << 20,
@@ -446,6 +465,10 @@ mod tests {
             Record::SnapshotRemoved {
                 tail,
                 snapshot: VolumeId([5; 16]),
+            },
+            Record::Snapshot {
+                tail,
+                snapshot: fork(),
             },
         ]
     }

@@ -13,7 +13,7 @@
 
 pub(crate) mod invariants;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use blkmq::io::{Pin, PinCount, SECTOR_BYTES};
 use smallvec::SmallVec;
@@ -239,6 +239,20 @@ impl Segments {
     /// Pins the segment of an address that a map names; call under the lock of that map.
     pub(crate) fn pin(&self, addr: LogAddr) -> Pin {
         self.cell(addr).pins.pin()
+    }
+
+    /// Pins all segments that dirty extents name; call under the lock of the maps that are to be kept.
+    pub(crate) fn pin_dirty(&self) -> BTreeMap<u32, Pin> {
+        let cells = (0..).zip(&self.cells);
+        let dirty = cells.filter(|(_, cell)| cell.dirty.load(Ordering::Acquire) > 0);
+        dirty
+            .map(|(segment, cell)| (segment, cell.pins.pin()))
+            .collect()
+    }
+
+    /// The segment of an address.
+    pub(crate) fn segment_of(&self, addr: LogAddr) -> Option<u32> {
+        self.layout.segment_of(addr.sector())
     }
 
     /// Some dirty sectors at `addr` are no longer named by a dirty map or reservation.

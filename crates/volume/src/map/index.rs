@@ -51,7 +51,7 @@ impl IndexEntry<'_> {
 /// Deltas that lie over each other no more, in one map.
 pub(crate) type DeltaMap = ExtentMap<Delta>;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Index {
     /// What the store has is not known.
     is_unknown: bool,
@@ -165,6 +165,17 @@ impl Index {
             self.older.push(Arc::new(std::mem::take(&mut self.top)));
         }
         self.older.clone()
+    }
+
+    /// The index as it is now, for a volume that begins as this one is. None if something of it could not be read.
+    pub(crate) fn snapshot(&mut self) -> Option<Index> {
+        self.is_whole().then(|| Index {
+            nodes: self.nodes.clone(),
+            older: self.freeze(),
+            listed: self.listed,
+            kept: self.kept,
+            ..Index::default()
+        })
     }
 
     /// Nodes are elsewhere now, or empty (none).

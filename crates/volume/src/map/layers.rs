@@ -4,14 +4,18 @@
 //! `clean` holds log extents whose content the store has too. A point in time is taken by
 //! pushing `top` onto `frozen`: a pointer swap, whatever its size.
 //!
+//! A fork that the store does not have yet has a base below all of these: the layers of its parent at the
+//! point where it began.
+//!
 //! Invariants: an extent of a newer layer hides all older ones; LSNs ascend from layer to layer;
-//! a clean extent equals the store's content for its sectors unless something above hides it.
+//! a clean extent equals the store's content for its sectors unless something above hides it; what a base names stays in
+//! its place in the log while the base lives.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
 
-use blkmq::io::SECTOR_BYTES;
+use blkmq::io::{Pin, SECTOR_BYTES};
 
 use super::{Coverage, ExtentMap, SectorRun};
 use crate::units::{Lsn, Span};
@@ -98,6 +102,26 @@ pub(crate) fn content_bytes(map: &ExtentMap<DirtyExtent>) -> u64 {
     content.map(|(span, _)| span.bytes()).sum()
 }
 
+/// The layers of a fork's parent up to the point where the fork began, which the fork reads below its own. They are
+/// the parent's to bring to the store and to count; here they only keep their bytes in the log.
+#[derive(Debug)]
+pub(crate) struct BaseLayers {
+    /// Oldest first.
+    layers: Vec<FrozenLayer>,
+    /// Of each segment that they name.
+    _pins: Vec<Pin>,
+}
+
+impl BaseLayers {
+    /// `pins` keep the segments that the layers name; taken under the lock under which the layers were found.
+    pub(crate) fn new(layers: Vec<FrozenLayer>, pins: Vec<Pin>) -> BaseLayers {
+        BaseLayers {
+            layers,
+            _pins: pins,
+        }
+    }
+}
+
 /// What the layers know about some sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
@@ -118,6 +142,8 @@ pub(crate) struct Layers {
     /// Oldest first.
     pub(crate) frozen: Vec<FrozenLayer>,
     pub(crate) clean: ExtentMap<CleanExtent>,
+    /// Of a fork that the store does not have yet.
+    pub(crate) base: Option<Arc<BaseLayers>>,
 }
 
 impl Layers {
@@ -172,6 +198,21 @@ impl Layers {
         });
     }
 
+    /// Looks into what lies below the frozen layers: what is clean, and the base.
+    fn lookup_below(&self, span: Span, visit: &mut dyn FnMut(Span, Location)) {
+        self.clean
+            .walk(span, |part, clean| match (clean, &self.base) {
+                (Some(clean), _) => visit(part, Location::Clean(clean.0)),
+                (None, Some(base)) => {
+                    let below = &mut |part, visit: &mut dyn FnMut(Span, Location)| {
+                        visit(part, Location::Below);
+                    };
+                    lookup_layers(&base.layers, part, visit, below);
+                }
+                (None, None) => visit(part, Location::Below),
+            });
+    }
+
     /// Visits the log bytes that readers find in the layers after `cut`, in order.
     pub(crate) fn lookup_after(&self, cut: Lsn, span: Span, visit: &mut dyn FnMut(Span, LogAddr)) {
         let after = self.count_up_to(cut)..self.frozen.len();
@@ -204,33 +245,17 @@ impl Layers {
         self.frozen.partition_point(|layer| layer.last <= cut)
     }
 
-    /// Looks into these frozen layers, the newest first, and then below them. It calls itself only where
-    /// a layer has a part of `span`, with less than that: many layers need no deep stack.
+    /// Looks into these frozen layers, the newest first, and then below them.
     fn lookup_frozen(
         &self,
-        mut layers: Range<usize>,
+        layers: Range<usize>,
         span: Span,
         visit: &mut dyn FnMut(Span, Location),
     ) {
-        while let Some(newest) = layers.next_back() {
-            let map = &self.frozen[newest].map;
-            match map.find(span) {
-                Coverage::Nothing => {}
-                Coverage::Whole { value, skipped } => {
-                    return visit(span, value.skip(skipped).location());
-                }
-                Coverage::Parts => {
-                    return map.walk(span, |part, dirty| match dirty {
-                        Some(dirty) => visit(part, dirty.location()),
-                        None => self.lookup_frozen(layers.clone(), part, visit),
-                    });
-                }
-            }
-        }
-        self.clean.walk(span, |part, clean| {
-            let found = clean.map_or(Location::Below, |clean| Location::Clean(clean.0));
-            visit(part, found);
-        });
+        let below = &mut |part, visit: &mut dyn FnMut(Span, Location)| {
+            self.lookup_below(part, visit);
+        };
+        lookup_layers(&self.frozen[layers], span, visit, below);
     }
 
     /// Drops dirty extents that the store has as of `stored`; returns the log bytes that they held.
@@ -289,6 +314,36 @@ impl Layers {
                 .map(|frozen| frozen.map.len())
                 .sum::<usize>()
     }
+}
+
+/// Visits what is in none of some layers, with the visitor of what was.
+type Below<'a> = &'a mut dyn FnMut(Span, &mut dyn FnMut(Span, Location));
+
+/// Looks into layers, the newest of which is the last, and then below them. It calls itself only where a layer has a
+/// part of `span`, with less than that: many layers need no deep stack.
+fn lookup_layers(
+    mut layers: &[FrozenLayer],
+    span: Span,
+    visit: &mut dyn FnMut(Span, Location),
+    below: Below<'_>,
+) {
+    while let Some((newest, older)) = layers.split_last() {
+        layers = older;
+        let map = &newest.map;
+        match map.find(span) {
+            Coverage::Nothing => {}
+            Coverage::Whole { value, skipped } => {
+                return visit(span, value.skip(skipped).location());
+            }
+            Coverage::Parts => {
+                return map.walk(span, |part, dirty| match dirty {
+                    Some(dirty) => visit(part, dirty.location()),
+                    None => lookup_layers(layers, part, visit, below),
+                });
+            }
+        }
+    }
+    below(span, visit);
 }
 
 /// One map that equals `layers` (oldest first) seen from above. Log bytes hidden on the way are

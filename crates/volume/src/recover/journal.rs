@@ -11,7 +11,7 @@ use blkmq::io::FileId;
 
 use crate::error::OpenError;
 use crate::jobs::{Port, join};
-use crate::log::frame::{Frame, FrameParse, VERSION, decode};
+use crate::log::frame::{Frame, FrameParse, VERSION, VERSION_MIN, decode};
 use crate::log::layout::{BLOCK_BYTES, Layout};
 use crate::recover::continuation::JournalMark;
 use crate::units::HostId;
@@ -186,8 +186,8 @@ impl HalfScan {
                 }
                 FrameParse::Newer(found) if !self.after_gap && found < VERSION => {
                     return Err(OpenError::Foreign(format!(
-                        "log frames here have format version {found}, of an older firn, and this one reads only \
-                         version {VERSION}: start the firn that wrote them, have it store its volumes (`firn sync`) and \
+                        "log frames here have format version {found}, of an older firn, and this one reads versions \
+                         {VERSION_MIN} to {VERSION}: start the firn that wrote them, have it store its volumes (`firn sync`) and \
                          give them back (`firn detach`), then begin with an empty cache directory"
                     )));
                 }
@@ -311,7 +311,7 @@ mod tests {
             scan.feed(&frame);
             scan.run().expect_err("of another version").to_string()
         };
-        let (older, newer) = (refused(VERSION - 1), refused(VERSION + 1));
+        let (older, newer) = (refused(VERSION_MIN - 1), refused(VERSION + 1));
         assert!(
             older.contains("of an older firn") && !older.contains("use a newer"),
             "{older}"

@@ -3,11 +3,13 @@
 use crate::log::snapshot_record::SnapshotRecord;
 use crate::request::tail::Tail;
 
-/// Snapshots of a volume that the log has and the store does not, yet.
+/// Snapshots and forks of a volume that the log has and the store does not, yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogSnapshots {
-    /// How many there are.
+    /// How many snapshots there are.
     pub count: u64,
+    /// How many forks.
+    pub forks: u64,
     /// Why one of them could not be brought to the store when that was tried last.
     pub failure: Option<String>,
 }
@@ -18,7 +20,8 @@ impl Tail {
         let inner = self.lock();
         let kept = inner.points.kept();
         LogSnapshots {
-            count: kept.len() as u64,
+            count: kept.iter().filter(|kept| !kept.record.is_fork).count() as u64,
+            forks: kept.iter().filter(|kept| kept.record.is_fork).count() as u64,
             failure: kept.iter().find_map(|kept| kept.failure.clone()),
         }
     }
@@ -36,11 +39,12 @@ impl Tail {
     /// Says which snapshots go because their volume goes on without what this log has of it.
     pub(crate) fn report_lost_snapshots(&self) {
         for record in self.kept_snapshots() {
+            let what = if record.is_fork { "fork" } else { "snapshot" };
             tracing::error!(
-                snapshot = record.name,
+                name = record.name,
                 lsn = record.lsn.0,
                 "it was in the log of this host alone, and the volume goes on without that: there is no such \
-                 snapshot any more"
+                 {what} any more"
             );
         }
     }

@@ -3,6 +3,8 @@
 //! Everything here answers from memory. What a request means is decided in [`Backend::begin`],
 //! the one dispatch table that all transports share.
 
+pub(crate) mod fork_base;
+mod fork_point;
 mod invariants;
 mod kept_snapshots;
 mod loose_layers;

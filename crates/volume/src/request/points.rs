@@ -6,7 +6,10 @@
 //! Some of them are snapshots that the log keeps: their points are held until each has a root in the store, over
 //! restarts of the process, too.
 
+use std::sync::Arc;
+
 use crate::log::snapshot_record::SnapshotRecord;
+use crate::request::fork_base::ForkBase;
 use crate::units::{Lsn, VolumeId};
 
 /// So many of one volume at once: each keeps log bytes that were written over since.
@@ -25,7 +28,7 @@ pub(crate) struct Points {
     ended: u64,
 }
 
-/// A snapshot that is in the log and has no root in the store yet.
+/// A snapshot or fork that is in the log and has no root in the store yet.
 #[derive(Clone, Debug)]
 pub(crate) struct KeptSnapshot {
     pub(crate) record: SnapshotRecord,
@@ -35,6 +38,8 @@ pub(crate) struct KeptSnapshot {
     pub(crate) may_be_stored: bool,
     /// Why the store does not have it, if it was tried.
     pub(crate) failure: Option<String>,
+    /// What a fork reads that this process has taken.
+    pub(crate) base: Option<Arc<ForkBase>>,
 }
 
 impl Points {

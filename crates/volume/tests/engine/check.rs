@@ -3,10 +3,10 @@
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
 
 use blkmq::io::Op;
-use volume::Volume;
 use volume::check::{CheckError, DamageKind};
 use volume::object::page::PAGE_SECTORS;
 use volume::object::root_key;
+use volume::{Durability, Volume};
 
 use crate::support::checks::{check_all, check_moving};
 use crate::support::hosts::elsewhere;
@@ -25,7 +25,9 @@ fn furnished() -> (World, Volume) {
     write_over(&mut world, &volume, 1);
     snapshot(&mut world, "demo@one").expect("taken");
     write_over(&mut world, &volume, 30);
-    let forked = world.host.fork_volume("demo@one", "child");
+    let forked = world
+        .host
+        .fork_volume("demo@one", "child", Durability::Store);
     done(&mut world, &forked);
     world.write(&volume, 8000, 77, 4096);
     world.sync(&volume);

@@ -2,11 +2,11 @@
 //!
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
 
-use volume::Options;
 use volume::collect::candidates::{CANDIDATES_KEY, Candidates};
 use volume::object::page::PAGE_SECTORS;
 use volume::object::root::Root;
 use volume::object::root_key;
+use volume::{Durability, Options};
 
 use crate::support::checks::list;
 use crate::support::hosts::{close, elsewhere};
@@ -161,7 +161,7 @@ fn a_candidate_that_is_reached_again_stays_and_is_counted() {
     world.write(&volume, 0, 7, 4096);
     world.sync(&volume);
     world.pass(2_000);
-    let root = world.host.fork_volume("demo", "child");
+    let root = world.host.fork_volume("demo", "child", Durability::Store);
     done(&mut world, &root);
     let early = world.env.objects[&root_key("child")].clone();
     let pin = |key: &&String| key.starts_with("pins/");

@@ -25,7 +25,9 @@ fn a_fork_outlives_its_parent_its_snapshot_and_any_number_of_passes() {
         .host
         .create_snapshot("demo@one", Vec::new(), Durability::Store);
     done(&mut world, &taken);
-    let forked = world.host.fork_volume("demo@one", "child");
+    let forked = world
+        .host
+        .fork_volume("demo@one", "child", Durability::Store);
     done(&mut world, &forked);
     write_over(&mut world, &volume, 60);
     let dropped = world.host.delete_snapshot("demo@one");
@@ -48,7 +50,7 @@ fn a_fork_outlives_its_parent_its_snapshot_and_any_number_of_passes() {
 fn what_a_pin_names_stays_though_its_child_is_not_there_yet() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 20);
-    let forked = world.host.fork_volume("demo", "child");
+    let forked = world.host.fork_volume("demo", "child", Durability::Store);
     done(&mut world, &forked);
     // The fork's root is on its way.
     let root = world.env.objects.remove(&root_key("child"));
@@ -71,7 +73,7 @@ fn what_a_pin_names_stays_though_its_child_is_not_there_yet() {
 fn a_pin_goes_when_its_child_has_a_root_and_never_before() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 20);
-    let forked = world.host.fork_volume("demo", "child");
+    let forked = world.host.fork_volume("demo", "child", Durability::Store);
     done(&mut world, &forked);
     let root = world.env.objects.remove(&root_key("child"));
     gc(&mut world);
@@ -117,7 +119,7 @@ fn refused_forks_leave_no_pin() {
     };
     let mut world = (0..100).find_map(cut).expect("a name that is kept");
     for _ in 0..2 {
-        let forked = world.host.fork_volume("demo", "b");
+        let forked = world.host.fork_volume("demo", "b", Durability::Store);
         let refused = world.wait(|_| forked.try_take()).expect_err("it is kept");
         assert!(matches!(refused, OpenError::Renaming { .. }), "{refused}");
     }
@@ -141,7 +143,9 @@ fn a_pin_goes_when_its_child_was_deleted_and_its_name_taken_again_before_a_pass(
     for fill in [20, 60] {
         write_over(&mut world, &volume, fill);
         snapshot(&mut world, "demo@one").expect("taken");
-        let forked = world.host.fork_volume("demo@one", "child");
+        let forked = world
+            .host
+            .fork_volume("demo@one", "child", Durability::Store);
         done(&mut world, &forked);
         if fill == 20 {
             let deleted = world.host.delete_volume("child");
@@ -187,7 +191,7 @@ fn a_pin_stays_while_its_child_may_come_though_another_took_the_name_meanwhile()
     write_over(&mut world, &volume, 20);
     // A fork has everything but for its root: another volume has its name, and is deleted before it comes.
     let mut slow = elsewhere(&world);
-    let forked = slow.host.fork_volume("demo", "child");
+    let forked = slow.host.fork_volume("demo", "child", Durability::Store);
     done(&mut slow, &forked);
     let mut brought = brought(&world.env, &slow.env);
     let (bytes, _) = brought.remove(&root_key("child")).expect("made");

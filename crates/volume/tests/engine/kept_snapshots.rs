@@ -384,7 +384,7 @@ fn a_fork_of_it_a_reader_and_a_diff_wait_until_the_store_has_it() {
     world.write(&volume, 0, 2, 4096);
     world.env.hanging_puts = 1;
     take(&mut world, "demo@one").expect("taken");
-    let forked = world.host.fork_volume("demo@one", "was");
+    let forked = world.host.fork_volume("demo@one", "was", Durability::Store);
     let opened = world.host.open_snapshot("demo@one");
     let differs = world.host.diff("demo@first", "demo@one", None, 10);
     world.pass(1000);

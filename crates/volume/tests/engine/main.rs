@@ -29,6 +29,8 @@ mod host_log;
 mod host_stop;
 mod index_bytes;
 mod journal;
+mod kept_fork_histories;
+mod kept_forks;
 mod kept_histories;
 mod kept_snapshots;
 mod kept_tails;

@@ -4,7 +4,7 @@
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op};
-use volume::{OpenError, Volume};
+use volume::{Durability, OpenError, Volume};
 
 use crate::support::hosts::{close, elsewhere, hand_over, other_host, root_of, try_write};
 use crate::support::points::{delete_snapshot, done, gc, snapshot, write_over};
@@ -183,7 +183,7 @@ fn a_snapshot_that_was_deleted_is_not_opened() {
     assert!(root_of(&world.env, "demo@one").deleted);
     let refused = open(&mut world, "demo@one").expect_err("it is gone");
     assert!(matches!(refused, OpenError::NoSuchSnapshot(_)), "{refused}");
-    let fork = world.host.fork_volume("demo", "branch");
+    let fork = world.host.fork_volume("demo", "branch", Durability::Store);
     done(&mut world, &fork);
 }
 

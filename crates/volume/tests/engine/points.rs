@@ -132,7 +132,11 @@ fn forks_of_a_live_volume_beside_a_snapshot_that_goes_to_the_store_wait_for_thei
     world.wait(|_| kept.try_take()).expect("the log has it");
     world.write(&volume, 0, 3, 4096);
     let forks: Vec<_> = (0..2 * POINTS_MAX)
-        .map(|nth| world.host.fork_volume("demo", &format!("f{nth}")))
+        .map(|nth| {
+            world
+                .host
+                .fork_volume("demo", &format!("f{nth}"), Durability::Store)
+        })
         .collect();
     for asked in forks {
         world.wait(|_| asked.try_take()).expect("forked");

@@ -188,7 +188,9 @@ fn a_snapshot_of_an_unchecked_volume_waits_and_has_all_that_was_written() {
         .host
         .create_snapshot("demo@one", Vec::new(), Durability::Store);
     world.wait(|_| taken.try_take()).expect("taken");
-    let fork = world.host.fork_volume("demo@one", "copy");
+    let fork = world
+        .host
+        .fork_volume("demo@one", "copy", Durability::Store);
     world.wait(|_| fork.try_take()).expect("forked");
     let copy = world.open("copy");
     for (sector, fill) in [(0, 1), (8, 2), (16, 3)] {

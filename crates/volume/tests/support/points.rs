@@ -48,7 +48,7 @@ pub(crate) fn whole_list() -> ListPlace {
 
 /// Makes a fork, and leaves it closed.
 pub(crate) fn make_fork(world: &mut World, parent: &str, name: &str) -> Result<(), OpenError> {
-    let answer = world.host.fork_volume(parent, name);
+    let answer = world.host.fork_volume(parent, name, Durability::Store);
     world.wait(|_| answer.try_take()).map(drop)
 }
 

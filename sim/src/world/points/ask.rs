@@ -138,7 +138,12 @@ impl World {
         let here = &self.attachments[attachment];
         let (machine, order, low) = (here.machine, here.order, here.history.len());
         let parent = self.lines[here.line].name.clone();
-        let ask = PointAsk::Fork(parent, self.lines[line].name.clone());
+        // Of several hosts another one may open it at once, and that needs the store.
+        let durability = match self.is_single() && self.points.rng.below(4) != 0 {
+            true => Durability::Log,
+            false => Durability::Store,
+        };
+        let ask = PointAsk::Fork(parent, self.lines[line].name.clone(), durability);
         let parent = Parent::Live {
             attachment,
             order,
@@ -159,7 +164,8 @@ impl World {
         if snapshot.fate == Fate::Gone {
             return;
         }
-        let ask = PointAsk::Fork(snapshot.name.clone(), self.lines[line].name.clone());
+        let name = self.lines[line].name.clone();
+        let ask = PointAsk::Fork(snapshot.name.clone(), name, Durability::Store);
         self.ask_point(machine, Asked::Fork { line, parent }, ask);
     }
 }

@@ -174,12 +174,18 @@ impl World {
         machine: usize,
         line: usize,
         parent: Parent,
-        result: &Result<(), Failure>,
+        result: &Result<bool, Failure>,
     ) -> Result<(), Violation> {
-        let Err(failure) = result else {
-            self.count(Fault::ForkMade);
-            self.begin_fork(line, parent, machine, true);
-            return Ok(());
+        let failure = match result {
+            Ok(is_stored) => {
+                self.count(match is_stored {
+                    true => Fault::ForkMade,
+                    false => Fault::ForkKept,
+                });
+                self.begin_fork(line, parent, machine, Some(*is_stored));
+                return Ok(());
+            }
+            Err(failure) => failure,
         };
         match (failure, parent) {
             // Nothing was sent yet that could make one.
@@ -193,19 +199,26 @@ impl World {
             (failure, Parent::Snapshot(sought)) => {
                 let attachment = self.points.snapshots[sought.nth].attachment;
                 self.judge_point_refusal(attachment, failure)?;
-                self.begin_fork(line, parent, machine, false);
+                self.begin_fork(line, parent, machine, None);
                 Ok(())
             }
             (failure, Parent::Live { attachment, .. }) => {
                 self.judge_point_refusal(attachment, failure)?;
-                self.begin_fork(line, parent, machine, false);
+                self.begin_fork(line, parent, machine, None);
                 Ok(())
             }
         }
     }
 
-    /// A fork is there, or perhaps is. Some machine opens it.
-    pub(super) fn begin_fork(&mut self, line: usize, parent: Parent, maker: usize, is_sure: bool) {
+    /// A fork is there, in the store or in a log, or perhaps is. Some machine opens it.
+    pub(super) fn begin_fork(
+        &mut self,
+        line: usize,
+        parent: Parent,
+        maker: usize,
+        made: Option<bool>,
+    ) {
+        let is_sure = made.is_some();
         if !is_sure {
             self.count(Fault::ForkUnsure);
         }
@@ -216,7 +229,11 @@ impl World {
         for at in self.attachments.iter_mut().filter(|at| at.line == line) {
             at.history = origins[0].clone();
         }
-        let origin = ForkOrigin { maker, snapshot };
+        let origin = ForkOrigin {
+            maker,
+            snapshot,
+            is_stored: made == Some(true),
+        };
         self.lines[line].begin_as_fork(origins, origin, is_sure);
         let machine = self.points.rng.below(self.machines.len() as u64) as usize;
         let attachment = machine * lines + line;
@@ -250,7 +267,7 @@ impl World {
         }
     }
 
-    /// A fork came up for the first time: it is what its parent was, and the store has all of it.
+    /// A fork came up for the first time: it is what its parent was, and the store has all of it if it was said so.
     pub(in crate::world) fn judge_new_fork(
         &mut self,
         attachment: usize,
@@ -273,7 +290,9 @@ impl World {
         let history = &mut self.attachments[attachment].history;
         if self.machines.len() == 1 && unread.is_empty() {
             history.on_flushed(found);
-            history.on_stored(found)?;
+            if origin.is_stored {
+                history.on_stored(found)?;
+            }
         }
         Ok(())
     }

@@ -143,6 +143,7 @@ pub(crate) enum Command {
         firn fork demo branch              demo as it is now, while it is in use\n  \
         firn fork demo@before branch       demo as it was\n  \
         firn fork demo@before ci-1 ci-2    two of them; each name is printed when its volume is there\n  \
+        firn fork --wait store demo b      for another host: it can open what the store has\n  \
         firn attach branch")]
     Fork(ForkArgs),
     /// List the bytes in which two volumes or snapshots differ, from their indexes alone: no content is read.

@@ -59,6 +59,10 @@ pub(crate) struct ForkArgs {
     /// Name of the new volume; of several, eight are made at once.
     #[arg(value_name = "NEW", value_parser = volume_name, required = true)]
     pub(crate) names: Vec<String>,
+    /// What has the fork when this returns: the log of the server's host, which can open it from then on, or the store, and
+    /// then every host can. Of a snapshot, and of a volume that is not open there, it is always the store.
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    pub(crate) wait: SnapshotWait,
 }
 
 pub(super) fn snapshot_name(text: &str) -> Result<String, String> {

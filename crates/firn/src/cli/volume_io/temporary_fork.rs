@@ -7,7 +7,7 @@ use super::super::{fork, output, trash};
 use super::undo::Undo;
 use super::{attach, detach};
 use crate::failure::Result;
-use crate::model::{Attachment, TransportChoice, Volume};
+use crate::model::{Attachment, SnapshotWait, TransportChoice, Volume};
 
 /// Bytes of a volume's name that the fork's begins with: so that all of it is a name.
 const NAME_BYTES_MAX: usize = 40;
@@ -20,7 +20,8 @@ pub(in crate::cli) fn make_fork(
     transport: TransportChoice,
     undo: &Undo,
 ) -> Result<(Volume, Attachment)> {
-    let fork = fork::make(client, parent, &fork_name(parent, purpose))?.volume;
+    let wait = SnapshotWait::default();
+    let fork = fork::make(client, parent, &fork_name(parent, purpose), wait)?.volume;
     {
         let (client, path) = (client.clone(), trash::for_good(&fork.name));
         undo.add(move || {

@@ -23,6 +23,7 @@ use crate::store::catalog::volume_spec::{
 };
 use crate::store::flow;
 use crate::store::flow::upload_state::KnownRoot;
+use crate::store::forks::kept_forks::{self, check_no_fork};
 use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, on_progress, with_patience};
 use crate::store::objects::{store_error, store_with_retry};
@@ -68,6 +69,7 @@ pub(crate) async fn create(
 
 /// Creates the first root of a volume, if no other volume has the name.
 pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<VolumeInfo, OpenError> {
+    check_no_fork(engine, &root.name, Some(root.volume))?;
     endings::ask_store_first(engine, &root.name);
     match put_first_root(engine, &root).await? {
         None => Ok(VolumeInfo::of(&root)),
@@ -122,9 +124,14 @@ async fn create_again(
     } else {
         Epoch(tombstone.root.epoch.0 + 1)
     };
+    // A hold that began before the root was written is known by its beginning.
+    let since = match root.owner {
+        Some(_) => root.since,
+        None => epoch,
+    };
     let root = Root {
-        epoch,
-        since: epoch,
+        epoch: epoch.max(root.epoch),
+        since,
         sequence: tombstone.root.sequence + 1,
         ..root
     };
@@ -371,6 +378,9 @@ pub(in crate::store) async fn end_hold(
 
 pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo, OpenError> {
     check_name(name)?;
+    if let Some((parent, kept)) = kept_forks::find_fork(engine, name) {
+        return Ok(kept_forks::info_of(&kept, parent.size().block));
+    }
     let root = read_root(engine, name).await?.root;
     let port = log_port(engine);
     let read = async { Ok(read_stored(&port, &root).await) };
@@ -396,16 +406,31 @@ pub(crate) async fn list(
     if let Some(after) = &place.after {
         check_name(after)?;
     }
+    // Before the store is asked: one that has its root meanwhile is found there.
+    let mut kept = kept_forks::forks_behind(engine, place.after.as_deref());
     let mut walk = RootWalk::of_volumes(engine, place.after.as_deref());
     let mut part = PartBuilder::new(place.limit);
     while let Some(roots) = walk.next(part.wanted()).await? {
         for KnownRoot { root, .. } in roots {
+            while let Some(before) = kept.first_entry().filter(|kept| *kept.key() < root.name) {
+                let (name, info) = before.remove_entry();
+                if !part.add(&name, Some(info)) {
+                    return Ok(part.finish());
+                }
+            }
+            // What stands there may be the tombstone of a volume that had the name before.
+            let kept = kept.remove(&root.name);
             // One that is on its way is told as it was, so that nobody takes it for lost.
             let is_there = !root.deleted || root.is_leaving();
             let info = is_there.then(|| VolumeInfo::of(&root));
-            if !part.add(&root.name, info) {
+            if !part.add(&root.name, info.or(kept)) {
                 return Ok(part.finish());
             }
+        }
+    }
+    for (name, info) in kept {
+        if !part.add(&name, Some(info)) {
+            return Ok(part.finish());
         }
     }
     Ok(part.finish())

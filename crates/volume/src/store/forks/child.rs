@@ -16,11 +16,13 @@ use crate::hostlog::names::{Position, pin_key, restore_pin_key};
 use crate::object::SNAPSHOT_SIGN;
 use crate::object::extensions::Labels;
 use crate::object::pack::Ancestor;
-use crate::object::root::{DeltaRef, Root};
+use crate::object::root::{DeltaRef, Owner, Root};
 use crate::object::sessions::SessionNames;
+use crate::store::catalog::name_locks::lock_point;
 use crate::store::catalog::volume_spec::VolumeSpec;
 use crate::store::catalog::{create_root, first_root};
 use crate::store::flow::upload_state::KnownRoot;
+use crate::store::forks::kept_forks::FIRST_HOLD;
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::rename::signs::check_free_of_renaming;
 use crate::store::roots::read_any_root;
@@ -38,6 +40,8 @@ pub(in crate::store) struct ChildSpec {
     pub(in crate::store) id: Option<VolumeId>,
     /// When it was taken, if it is a copy of a snapshot of another store, in milliseconds since 1970.
     pub(in crate::store) copied_unix_ms: Option<u64>,
+    /// This host may serve it already, and then its root says so.
+    pub(in crate::store) may_be_served: bool,
 }
 
 /// The state of a volume that a child begins with.
@@ -106,8 +110,8 @@ pub(in crate::store) async fn put_child(
     if is_late {
         write_pin(engine, pin.clone(), volume, &root).await?;
     }
-    match create_root(engine, root.clone()).await {
-        Ok(_) => Ok(Outcome::Made(Box::new(root))),
+    match create_child(engine, root, spec).await {
+        Ok(root) => Ok(Outcome::Made(Box::new(root))),
         Err(error) => {
             if is_never_made(&error) {
                 remove_pin(engine, pin).await;
@@ -115,6 +119,27 @@ pub(in crate::store) async fn put_child(
             Err(error)
         }
     }
+}
+
+/// Creates the child's root. One that may be opened before it has a root is opened before this, and then the root says
+/// that this host holds it, or after it, like any other.
+async fn create_child(
+    engine: &Arc<Engine>,
+    mut root: Root,
+    spec: &ChildSpec,
+) -> Result<Root, OpenError> {
+    let _busy = match spec.may_be_served {
+        true => Some(lock_point(engine, &root.name)?),
+        false => None,
+    };
+    let is_served = engine
+        .tails()
+        .iter()
+        .any(|tail| tail.id().volume == root.volume);
+    if is_served && !canary::active!("served_fork_has_no_holder") {
+        hold_from_the_beginning(engine, &mut root);
+    }
+    create_root(engine, root.clone()).await.map(|_| root)
 }
 
 /// Whether a child that was not created with this error never will be: its name is another's, and what was sent expects that
@@ -183,6 +208,18 @@ pub(in crate::store) fn child_root(
     let named = root.sessions.extend(sessions);
     named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", from.name)))?;
     Ok(root)
+}
+
+/// The root of a fork that is served here before it has one: as if this host had opened it right after. No record of
+/// this host's log is of this hold.
+fn hold_from_the_beginning(engine: &Engine, root: &mut Root) {
+    (root.epoch, root.since) = (FIRST_HOLD, FIRST_HOLD);
+    root.writer = engine.session_name;
+    root.owner = Some(Owner {
+        host: engine.host,
+        label: engine.label.clone(),
+    });
+    root.mark = engine.host_log.state().next.previous();
 }
 
 /// Writes the pin that keeps what a child's first root names, before that root is written.

@@ -57,23 +57,41 @@ pub(super) async fn take(
         return Ok(None);
     }
     let unix_ms = engine.jobs.now().unix_ms;
-    let mut records = Vec::new();
-    for ((tail, name), point) in members.iter().zip(&points) {
-        let record = SnapshotRecord {
-            id: engine.next_volume_id(),
-            name: name.clone(),
-            lsn: point.lsn,
-            bytes: point.bytes,
-            unix_ms,
-            labels: labels.clone(),
-        };
-        tail.lock().points.keep(KeptSnapshot {
-            record: record.clone(),
+    let kept = members.iter().zip(&points).map(|((tail, name), point)| {
+        let kept = KeptSnapshot {
+            record: SnapshotRecord {
+                id: engine.next_volume_id(),
+                is_fork: false,
+                name: name.clone(),
+                lsn: point.lsn,
+                bytes: point.bytes,
+                unix_ms,
+                labels: labels.clone(),
+            },
             is_durable: false,
             may_be_stored: false,
             failure: None,
-        });
-        records.push((Arc::clone(tail), record));
+            base: None,
+        };
+        (Arc::clone(tail), kept)
+    });
+    let records = keep_durably(engine, kept.collect()).await?;
+    let infos = records
+        .iter()
+        .map(|(tail, record)| SnapshotInfo::of_kept(tail.id().volume, record));
+    Ok(Some(infos.collect()))
+}
+
+/// Has the log keep these, whose points are held: durable when this ends, all of them or none. They are due in the store
+/// then.
+pub(super) async fn keep_durably(
+    engine: &Arc<Engine>,
+    kept: Vec<(Arc<Tail>, KeptSnapshot)>,
+) -> Result<Vec<(Arc<Tail>, SnapshotRecord)>, OpenError> {
+    let mut records = Vec::new();
+    for (tail, kept) in kept {
+        records.push((Arc::clone(&tail), kept.record.clone()));
+        tail.lock().points.keep(kept);
     }
     if !record_durably(engine, &records).await {
         for (tail, record) in &records {
@@ -86,11 +104,10 @@ pub(super) async fn take(
         withdraw(engine, &records).await;
         return Err(error);
     }
-    let infos = records.iter().map(|(tail, record)| {
+    for (tail, record) in &records {
         engine.due_snapshots.add(tail, record.id);
-        SnapshotInfo::of_kept(tail.id().volume, record)
-    });
-    Ok(Some(infos.collect()))
+    }
+    Ok(records)
 }
 
 /// A frame has them. The error, if the service of a volume has ended meanwhile.
@@ -147,6 +164,11 @@ fn added_bytes(members: &[Member], labels: &Labels) -> u64 {
 /// So many bytes of records of snapshots the log keeps at most.
 fn most_bytes(engine: &Engine) -> u64 {
     engine.layout.half_bytes / JOURNAL_PART
+}
+
+/// Whether the log has room for the record of one more snapshot or fork of this name.
+pub(super) fn has_room_for(engine: &Engine, name: &str, labels: &Labels) -> bool {
+    has_room(engine, record_bytes(name, labels))
 }
 
 /// Whether the records of all snapshots that the log keeps leave the journal its room, with these `added_bytes`.

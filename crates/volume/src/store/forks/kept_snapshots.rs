@@ -14,6 +14,7 @@ use crate::error::OpenError;
 use crate::object::SNAPSHOT_SIGN;
 use crate::request::points::KeptSnapshot;
 use crate::request::tail::{Status, Tail};
+use crate::store::forks::kept_forks::find_fork;
 use crate::units::VolumeId;
 
 /// Looks at a snapshot whose way to the store fails, a retry's time apart, before a waiter is told.
@@ -44,12 +45,13 @@ pub(super) fn kept_of(engine: &Engine, volume: &str) -> Vec<(Arc<Tail>, KeptSnap
         let is_used = status.serves() || status == Status::Dormant;
         tail.name() == volume && is_used && !tail.is_rescue()
     };
+    let is_snapshot = |kept: &KeptSnapshot| !kept.record.is_fork;
     let tails = engine.tails().into_iter().filter(goes_on);
     tails
         .flat_map(|tail| {
             let kept = tail.lock().points.kept().to_vec();
             let with_tail = move |kept| (Arc::clone(&tail), kept);
-            kept.into_iter().map(with_tail)
+            kept.into_iter().filter(is_snapshot).map(with_tail)
         })
         .collect()
 }
@@ -67,8 +69,28 @@ pub(super) fn check_not_kept(engine: &Engine, name: &str) -> Result<(), OpenErro
 /// # Errors
 /// If it cannot be brought to the store now.
 pub(in crate::store) async fn wait_in_store(engine: &Engine, name: &str) -> Result<(), OpenError> {
+    wait_gone(engine, name, || find_named(engine, name)).await
+}
+
+/// Waits until the fork of this name has its root, if the log keeps one.
+///
+/// # Errors
+/// If it cannot be brought to the store now.
+pub(in crate::store) async fn wait_fork_in_store(
+    engine: &Engine,
+    name: &str,
+) -> Result<(), OpenError> {
+    wait_gone(engine, name, || find_fork(engine, name)).await
+}
+
+/// Ends when what `find` finds is in the log no more.
+pub(super) async fn wait_gone(
+    engine: &Engine,
+    name: &str,
+    mut find: impl FnMut() -> Option<(Arc<Tail>, KeptSnapshot)>,
+) -> Result<(), OpenError> {
     let mut looks = 0;
-    while let Some((tail, kept)) = find_named(engine, name) {
+    while let Some((tail, kept)) = find() {
         looks += 1;
         let is_dormant = tail.lock().status == Status::Dormant;
         let dormant = is_dormant.then(|| format!("volume {} is not open here", tail.name()));

@@ -4,7 +4,7 @@
 //! share the objects of the state that they begin with, by name. [`live_parent`] takes that state from a volume
 //! that is served here, [`stored_parent`] from any other; [`child`] creates the child from what the store has
 //! then. A snapshot of a volume that is live here can be in the log first: [`keep`] puts it there, for a [`group`] of volumes at one cut, [`kept_snapshots`] knows
-//! it, and [`store_kept`] brings it to the store. [`restore`] sets a volume back to a snapshot, [`open_snapshot`] serves one. Readers never need the
+//! it, and [`store_kept`] brings it to the store. So can a fork: [`keep_fork`] and [`kept_forks`]. [`restore`] sets a volume back to a snapshot, [`open_snapshot`] serves one. Readers never need the
 //! parent: a root names all that it needs.
 
 pub(in crate::store) mod child;
@@ -12,6 +12,8 @@ pub(crate) mod due_snapshots;
 pub(crate) mod group;
 mod held_point;
 mod keep;
+mod keep_fork;
+pub(in crate::store) mod kept_forks;
 pub(crate) mod kept_snapshots;
 pub(crate) mod known_names;
 mod live_parent;
@@ -30,7 +32,8 @@ use crate::object::extensions::Labels;
 use crate::object::root::Root;
 use crate::object::{SNAPSHOT_SIGN, root_key};
 use crate::request::tail::{Status, Tail};
-use crate::store::catalog::name_locks::{lock_point, lock_snapshot};
+use crate::store::catalog;
+use crate::store::catalog::name_locks::{NameLock, lock_point, lock_snapshot};
 use crate::store::catalog::volume_spec::{VolumeInfo, VolumeOwner, check_name};
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::{ChildSpec, check_free};
@@ -42,11 +45,10 @@ use crate::store::roots::checks::wait_checked;
 use crate::store::roots::{read_any_root, read_root, unusable_root_error, why_not_there};
 use crate::units::VolumeId;
 
-/// What has a new snapshot when the call that makes it ends.
+/// What has a new snapshot or fork when the call that makes it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// The log of the host that has the volume open: the snapshot is as durable as a FLUSH, and goes to the store by
-    /// itself. Of a volume that is not open here, the store.
+    /// The log of the host that has the volume open: it is as durable as a FLUSH, and goes to the store by itself. Of a volume that is not open here, the store.
     #[default]
     Log,
     /// The store. If that fails, nothing was made.
@@ -85,6 +87,7 @@ pub(crate) async fn create_snapshot(
         labels: Some(labels),
         id: None,
         copied_unix_ms,
+        may_be_served: false,
     };
     let (mut root, _) = make_child(engine, volume, &spec).await?;
     // A volume that is live here has the name yet.
@@ -108,13 +111,17 @@ pub struct Fork {
     pub volume: VolumeInfo,
     /// Another host that has the parent open: writes that it has not uploaded are not in the fork.
     pub parent_holder: Option<VolumeOwner>,
+    /// The store has it. If not, the log of this host has, which can open it; others can when it is stored.
+    pub is_stored: bool,
 }
 
-/// Makes a fork of a volume's present state, or of a snapshot. Ends when the store has it.
+/// Makes a fork of a volume's present state, or of a snapshot. Of a volume that is live here it can be in the log first;
+/// otherwise this ends when the store has it.
 pub(crate) async fn fork(
     engine: &Arc<Engine>,
     parent: &str,
     name: &str,
+    durability: Durability,
 ) -> Result<Fork, OpenError> {
     check_name(name)?;
     match parent.contains(SNAPSHOT_SIGN) {
@@ -122,18 +129,50 @@ pub(crate) async fn fork(
         false => check_name(parent)?,
     }
     let _busy = lock_point(engine, name)?;
+    kept_forks::check_no_fork(engine, name, None)?;
+    if durability == Durability::Log {
+        engine.host_log.check_not_stopped()?;
+        wait_volume_checked(engine, parent).await?;
+        if let Some(tail) = live_tail(engine, parent)
+            && let Some(fork) = keep_fork::take(engine, &tail, name).await?
+        {
+            return Ok(fork);
+        }
+    }
     kept_snapshots::wait_in_store(engine, parent).await?;
+    if served_tail(engine, parent).is_none() {
+        kept_snapshots::wait_fork_in_store(engine, parent).await?;
+    }
     let spec = ChildSpec {
         name: name.to_owned(),
         labels: None,
         id: None,
         copied_unix_ms: None,
+        may_be_served: false,
     };
     let (root, parent_holder) = make_child(engine, parent, &spec).await?;
     Ok(Fork {
         volume: VolumeInfo::of(&root),
         parent_holder,
+        is_stored: true,
     })
+}
+
+/// Deletes a volume for good, or, if it is said for how long it is to be kept, moves it to the trash. A fork that only the
+/// log has, and that nobody has opened, is not there any more.
+pub(crate) async fn delete_volume(
+    engine: &Arc<Engine>,
+    name: &str,
+    keep_ms: Option<u64>,
+) -> Result<(), OpenError> {
+    check_name(name)?;
+    {
+        let _busy = NameLock::take(engine, name)?;
+        if keep_fork::delete(engine, name).await? {
+            return Ok(());
+        }
+    }
+    catalog::delete(engine, name, keep_ms).await
 }
 
 /// Creates a child; returns its first root, and the other host that has its parent open.

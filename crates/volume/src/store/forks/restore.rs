@@ -54,6 +54,7 @@ pub(crate) async fn restore(
         labels: Some(vec![("before-restore-of".into(), name.into())]),
         id: None,
         copied_unix_ms: None,
+        may_be_served: false,
     };
     check_not_kept(engine, kept)?;
     check_free(engine, kept).await?;

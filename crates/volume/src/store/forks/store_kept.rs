@@ -1,4 +1,4 @@
-//! Brings the snapshots that the log keeps to the store.
+//! Brings the snapshots and forks that the log keeps to the store.
 //!
 //! A snapshot has its identity from the beginning, so whoever comes after a crash knows its root, or its tombstone,
 //! when he sees it. The log keeps it until the store has it; what fails is tried again for as long as the volume is
@@ -81,9 +81,10 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
     }
     let spec = ChildSpec {
         name: record.name.clone(),
-        labels: Some(record.labels.clone()),
+        labels: (!record.is_fork).then(|| record.labels.clone()),
         id: (!canary::active!("kept_snapshot_has_no_identity")).then_some(id),
         copied_unix_ms: None,
+        may_be_served: record.is_fork,
     };
     let at = PointInTime {
         lsn: record.lsn,
@@ -95,6 +96,7 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
     drop(turn);
     match created {
         Ok(_) => on_stored(engine, tail, id).await,
+        Err(OpenError::Exists(name)) if record.is_fork => return Err(name_is_taken(&name)),
         Err(error @ OpenError::Exists(_)) => {
             rename(engine, tail, id);
             return Err(error);
@@ -102,6 +104,14 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
         Err(error) => return Err(error),
     }
     Ok(())
+}
+
+/// A fork may be open under its name, and whoever made it knows it by that: it keeps it.
+fn name_is_taken(name: &str) -> OpenError {
+    OpenError::Invalid(format!(
+        "fork {name} has no place in the store: another host has made a volume of that name since; it stays in the log here \
+         until that volume is renamed (`firn volume rename`) or deleted"
+    ))
 }
 
 /// Waits until the store has everything up to the point, or the log keeps the snapshot no more.

@@ -12,7 +12,7 @@ use crate::error::OpenError;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
 use crate::map::index::Index;
-use crate::map::layers::LogAddr;
+use crate::map::layers::{BaseLayers, LogAddr};
 use crate::object::root::Root;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::CommitAges;
@@ -83,7 +83,12 @@ pub(in crate::store) async fn go_live(
     index: Index,
 ) -> Result<(), OpenError> {
     let (volume, epoch, size) = (head.root.volume, head.root.epoch, head.root.size());
-    let stale = lay_over(engine, tail, &head.root, index)?;
+    let (stale, base) = lay_over(engine, tail, &head.root, index)?;
+    if base.is_some() {
+        // Segments that it kept may be used again.
+        drop(base);
+        engine.request_reclaim();
+    }
     for (addr, sectors) in stale {
         tail.release_dirty(&engine.segments, addr, sectors);
     }
@@ -138,13 +143,16 @@ pub(in crate::store) async fn go_live(
     Ok(())
 }
 
-/// Lays the tail's layers over the index. Also returns the places in the log whose content the store has by now.
+/// Places in the log whose content the store has by now, and what a fork read below its layers until now.
+type Replaced = (Vec<(LogAddr, u64)>, Option<Arc<BaseLayers>>);
+
+/// Lays the tail's layers over the index.
 fn lay_over(
     engine: &Engine,
     tail: &Tail,
     root: &Root,
     index: Index,
-) -> Result<Vec<(LogAddr, u64)>, OpenError> {
+) -> Result<Replaced, OpenError> {
     let status = tail.lock().status;
     let (serves, ring) = match status {
         // Its ring has commits that no frame has, so it stays.
@@ -167,6 +175,7 @@ fn lay_over(
         // The log is told with the tail's record that the store has all of them.
         tail.set_framed(root.lsn);
     }
+    let base = inner.layers.base.take();
     inner.index = index;
     inner.cut = root.lsn;
     if serves {
@@ -175,7 +184,7 @@ fn lay_over(
         begin_serving(engine, &mut inner, root.lsn, ring);
         inner.ring.iter().for_each(Ring::on_checked);
     }
-    Ok(stale)
+    Ok((stale, base))
 }
 
 /// Lets the tail take requests, with a `new` ring if it had none. All of its commits are in frames or in the ring, and the

@@ -8,13 +8,14 @@
 //! [`take_together`] reads hosts' logs once for all that open together, [`holds`] judges what a root says,
 //! [`load_index`] reads the index, of which [`prepared`] may have much, [`go_live`] begins the service and [`endings`] ends it; [`let_go`] gives a
 //! volume back in good order. [`unchecked`] serves while
-//! the store is away. [`rescue`] shows and drops what is kept of lost volumes, one at a time by [`tail_claim`], and
+//! the store is away, [`kept_fork`] forks that it does not have yet, by [`without_root`]. [`rescue`] shows and drops what is kept of lost volumes, one at a time by [`tail_claim`], and
 //! [`forget`] takes a person's word that a volume is gone.
 
 pub(crate) mod endings;
 pub(crate) mod forget;
 pub(crate) mod go_live;
 pub(in crate::store) mod holds;
+mod kept_fork;
 mod last_slices;
 pub(crate) mod let_go;
 pub(crate) mod load_index;
@@ -24,6 +25,7 @@ pub(crate) mod rescue;
 pub(in crate::store) mod tail_claim;
 pub(crate) mod take_together;
 pub(crate) mod unchecked;
+mod without_root;
 
 use std::sync::Arc;
 
@@ -45,7 +47,6 @@ use crate::request::Volume;
 use crate::request::points::{KeptSnapshot, Points};
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::CommitAges;
-use crate::store::catalog::name_locks::NameLock;
 use crate::store::catalog::volume_spec::check_name;
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
@@ -90,6 +91,7 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
             is_durable: true,
             may_be_stored: true,
             failure: None,
+            base: None,
         });
     }
     let inner = Inner {
@@ -160,8 +162,12 @@ pub(crate) async fn open(
     mode: OpenMode,
 ) -> Result<Volume, OpenError> {
     check_name(name)?;
-    let _busy = NameLock::take(engine, name)?;
-    let opened = open_named(engine, name, mode).await;
+    let _busy = without_root::lock_name(engine, name).await?;
+    let opened = match kept_fork::open(engine, name, mode).await {
+        Ok(None) => open_named(engine, name, mode).await,
+        Ok(Some(volume)) => Ok(volume),
+        Err(error) => Err(error),
+    };
     if let Err(error) = &opened {
         // A store that does not answer, or lacks the root, says nothing of the volume.
         let is_silent = matches!(error, OpenError::Store(_) | OpenError::RootMissing(_));

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::map::index::Index;
 use crate::request::Volume;
 use crate::request::tail::{Status, Tail};
 use crate::store::catalog::name_locks::NameLock;
@@ -21,7 +20,7 @@ use crate::store::open::endings;
 use crate::store::open::go_live::{begin_serving, geometry_of, go_live, missing_ring, note_tail};
 use crate::store::open::holds::set_back_to_namesake;
 use crate::store::open::load_index::load_index;
-use crate::store::open::{OpenMode, take_epoch};
+use crate::store::open::{OpenMode, take_epoch, without_root};
 use crate::store::roots::checks::check_not_ahead;
 use crate::store::roots::read_any_root;
 use crate::sync::atomic::Ordering;
@@ -33,13 +32,22 @@ pub(crate) async fn open_unchecked(
     mode: OpenMode,
 ) -> Result<Volume, OpenError> {
     check_name(name)?;
-    let _busy = NameLock::take(engine, name)?;
+    let _busy = without_root::lock_name(engine, name).await?;
     engine.host_log.check_not_stopped()?;
     let tail = find_unbroken(engine, name)?;
     let bound = mode.continues;
     if bound.is_some_and(|hold| hold.volume == tail.id().volume && hold != tail.id()) {
         return Err(OpenError::HoldEnded(name.to_owned()));
     }
+    without_root::lay_base(engine, &tail);
+    serve_unchecked(engine, tail).await
+}
+
+/// Serves a dormant tail, whose index says what it is known to be, and checks its root in the background.
+pub(super) async fn serve_unchecked(
+    engine: &Arc<Engine>,
+    tail: Arc<Tail>,
+) -> Result<Volume, OpenError> {
     if engine.poisoned.load(Ordering::Acquire) {
         return Err(OpenError::Poisoned);
     }
@@ -48,7 +56,6 @@ pub(crate) async fn open_unchecked(
     let ring = missing_ring(engine, &tail)?;
     {
         let mut inner = tail.lock();
-        inner.index = Index::unknown();
         inner.geometry = geometry_of(tail.size());
         begin_serving(engine, &mut inner, tail.stored_lsn(), ring);
     }
@@ -63,7 +70,7 @@ pub(crate) async fn open_unchecked(
         return Err(error);
     }
     tracing::warn!(
-        volume = name,
+        volume = tail.name(),
         newest = tail.newest().0,
         "served before the store answers: nothing of it is called stored until its root was read"
     );
@@ -74,7 +81,7 @@ pub(crate) async fn open_unchecked(
 }
 
 /// Finds the one tail of this name that this start continued without a gap.
-fn find_unbroken(engine: &Engine, name: &str) -> Result<Arc<Tail>, OpenError> {
+pub(super) fn find_unbroken(engine: &Engine, name: &str) -> Result<Arc<Tail>, OpenError> {
     let ended = engine.host_log.state().ended;
     let goes_on = |tail: &Arc<Tail>| {
         let is_unbroken = tail.is_unbroken() || canary::active!("broken_tail_is_served_unchecked");
@@ -166,6 +173,7 @@ impl Drop for CheckLock<'_> {
 
 async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let name = tail.name();
+    without_root::wait_has_root(engine, tail).await?;
     // Without the lock of the name: in an outage this takes long, and other operations on the name must fail in
     // time.
     let found = match read_any_root(engine, name).await {

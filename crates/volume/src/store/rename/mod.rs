@@ -34,6 +34,8 @@ use crate::store::catalog::volume_spec::{VolumeInfo, VolumeSpec, check_name};
 use crate::store::catalog::{check_all_stored, end_hold, first_root};
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::child::check_free;
+use crate::store::forks::kept_forks::check_no_fork;
+use crate::store::forks::kept_snapshots::wait_fork_in_store;
 use crate::store::open::endings;
 use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::open::{discard_tail, tail_claim::TailClaim};
@@ -59,6 +61,8 @@ pub(crate) async fn rename(
     }
     engine.host_log.check_not_stopped()?;
     let _locks = lock_names(engine, old, new)?;
+    wait_fork_in_store(engine, old).await?;
+    check_no_fork(engine, new, None)?;
     endings::ask_store_first(engine, old);
     endings::ask_store_first(engine, new);
     let standing = read_any_root(engine, old).await?;

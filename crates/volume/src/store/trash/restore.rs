@@ -18,6 +18,7 @@ use crate::store::forks::child::{
     ChildSpec, Outcome, ParentState, check_free, child_root, drop_pin, is_never_made, is_unmoved,
     put_child, put_pin,
 };
+use crate::store::forks::kept_forks::check_no_fork;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::open::endings;
 use crate::store::roots::unusable_root_error;
@@ -43,6 +44,7 @@ pub(crate) async fn restore(
         )));
     }
     let _busy = lock_point(engine, name)?;
+    check_no_fork(engine, name, None)?;
     endings::ask_store_first(engine, name);
     if name == old_name && entry.aside.is_none() {
         return in_place(engine, &entry).await;
@@ -189,6 +191,7 @@ async fn put_fork(engine: &Arc<Engine>, entry: &TrashEntry, name: &str) -> Resul
         labels: None,
         id: None,
         copied_unix_ms: None,
+        may_be_served: false,
     };
     let root = child_root(engine, &state_of(&entry.head), &spec)?;
     put_pin(engine, entry.volume(), &root).await?;
@@ -234,6 +237,7 @@ async fn copy_snapshot(
         labels: Some(snapshot.root.labels().unwrap_or_default()),
         id: None,
         copied_unix_ms: None,
+        may_be_served: false,
     };
     match put_child(engine, &state_of(snapshot), &spec).await? {
         Outcome::Made(_) => Ok(()),

@@ -1,0 +1,110 @@
+//! Serves a fork that the log keeps and the store does not have yet (S6).
+//!
+//! Its tail is *unchecked*: it takes writes and reads what is here, and nothing of it goes to the store before it has a root.
+//! What it reads of its parent is what was taken with the fork, or, after a restart, what the parent's recovered
+//! layers still have up to its point; anything else waits. Its root is written by `forks::store_kept`, as one that this
+//! host holds; after that it is checked like any other. It must never be served from its parent's newer state, and
+//! never once the parent has gone on without the log that keeps the fork.
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::recover::layering::RecoveredTail;
+use crate::request::Volume;
+use crate::request::points::KeptSnapshot;
+use crate::request::tail::{Status, Tail};
+use crate::store::forks::kept_forks::find_fork;
+use crate::store::open::unchecked::{find_unbroken, serve_unchecked};
+use crate::store::open::without_root::{hold_of, lay_base};
+use crate::store::open::{OpenMode, dormant_tail, open_named};
+use crate::units::{RootMark, VolumeSize};
+
+/// Opens the fork of this name, if the log keeps one. The caller holds the lock of the name.
+pub(super) async fn open(
+    engine: &Arc<Engine>,
+    name: &str,
+    mode: OpenMode,
+) -> Result<Option<Volume>, OpenError> {
+    let Some((parent, kept)) = find_fork(engine, name) else {
+        return Ok(None);
+    };
+    let id = hold_of(&kept);
+    let bound = mode.continues;
+    if bound.is_some_and(|hold| hold.volume == id.volume && hold != id) {
+        return Err(OpenError::HoldEnded(name.to_owned()));
+    }
+    let Some(tail) = engine.tail(id) else {
+        return open_anew(engine, name, mode, &parent, &kept).await;
+    };
+    if tail.lock().status.serves() {
+        return Err(OpenError::InUse(name.to_owned()));
+    }
+    // An earlier process served it, and may have written its root.
+    let is_there = match kept.may_be_stored {
+        true => open_named(engine, name, mode).await,
+        false => Err(OpenError::RootMissing(name.to_owned())),
+    };
+    match is_there {
+        Ok(volume) => Ok(Some(volume)),
+        Err(OpenError::RootMissing(_) | OpenError::NoSuchVolume(_) | OpenError::Store(_)) => {
+            let tail = find_unbroken(engine, name)?;
+            lay_base(engine, &tail);
+            serve_unchecked(engine, tail).await.map(Some)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens one that nobody has opened before.
+async fn open_anew(
+    engine: &Arc<Engine>,
+    name: &str,
+    mode: OpenMode,
+    parent: &Tail,
+    kept: &KeptSnapshot,
+) -> Result<Option<Volume>, OpenError> {
+    let Some(base) = kept.base.clone().filter(|_| kept.is_durable) else {
+        // Taken by an earlier process: once it has a root, it is opened as any other.
+        return match open_named(engine, name, mode).await {
+            Err(OpenError::NoSuchVolume(_)) => Err(OpenError::Store(format!(
+                "fork {name} is in the log of this host and not in the store yet: it is opened when volume {} is open here \
+                 and the store has what that was",
+                parent.name()
+            ))),
+            opened => opened.map(Some),
+        };
+    };
+    let lsn = kept.record.lsn;
+    let tail = dormant_tail(
+        hold_of(kept),
+        RecoveredTail {
+            name: name.to_owned(),
+            stored: lsn,
+            root: RootMark::default(),
+            rescue: false,
+            unreported_loss: false,
+            size: VolumeSize {
+                bytes: kept.record.bytes,
+                block: base.block,
+            },
+            is_unbroken: true,
+            newest: lsn,
+            framed: lsn,
+            layers: Vec::new(),
+            snapshots: Vec::new(),
+        },
+    );
+    {
+        let mut inner = tail.lock();
+        inner.index = base.index.clone();
+        inner.layers.base = Some(Arc::clone(&base.layers));
+    }
+    let tail = Arc::new(tail);
+    engine.add_tail(Arc::clone(&tail));
+    let served = serve_unchecked(engine, Arc::clone(&tail)).await;
+    if served.is_err() && tail.lock().status == Status::Dormant {
+        engine.remove_tail(tail.id());
+    }
+    served.map(Some)
+}

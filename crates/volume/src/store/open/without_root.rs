@@ -1,0 +1,77 @@
+//! What is different about a volume that may be a fork without a root: the lock of its name, what lies below its
+//! tail, and the wait for its root.
+//!
+//! Of any other volume, that is any whose fork no log keeps, it does nothing. It opens nothing itself.
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::log::ring::TailId;
+use crate::map::index::Index;
+use crate::request::points::KeptSnapshot;
+use crate::request::tail::{Status, Tail};
+use crate::store::catalog::name_locks::NameLock;
+use crate::store::forks::kept_forks::{FIRST_HOLD, find_fork};
+
+/// Looks at a name whose fork is being given its root, a retry's time apart, before the caller is told that it is in use.
+const LOOKS_MAX: u32 = 60;
+
+/// The hold in which this host serves a fork before it has a root.
+pub(super) fn hold_of(kept: &KeptSnapshot) -> TailId {
+    TailId {
+        volume: kept.record.id,
+        since: FIRST_HOLD,
+    }
+}
+
+/// Locks the name of a volume that is to be opened. A fork that the log keeps is locked while its root is written, which
+/// is waited for: the root says whether it was open then.
+///
+/// # Errors
+/// If somebody else has locked the name, or the store does not say for long what became of the root.
+pub(super) async fn lock_name(engine: &Arc<Engine>, name: &str) -> Result<NameLock, OpenError> {
+    for _ in 0..LOOKS_MAX {
+        let locked = NameLock::take(engine, name);
+        let is_sent = || find_fork(engine, name).is_some_and(|(_, kept)| kept.may_be_stored);
+        if locked.is_ok() || !is_sent() {
+            return locked;
+        }
+        engine.port.sleep(engine.options.retry_ns).await;
+    }
+    Err(OpenError::Store(format!(
+        "fork {name} is on its way to the store, which has not said yet whether it has it: try again"
+    )))
+}
+
+/// A dormant tail whose root was not read is served: if it is a fork's without a root, over what its parent's layers still have
+/// of what it began with.
+pub(super) fn lay_base(engine: &Engine, tail: &Tail) {
+    let found = find_fork(engine, tail.name());
+    let found = found.filter(|(_, kept)| hold_of(kept) == tail.id());
+    let base = found.map(|(parent, kept)| parent.layers_at(kept.record.lsn, &engine.segments));
+    let mut inner = tail.lock();
+    inner.index = Index::unknown();
+    inner.layers.base = base.map(Arc::new);
+}
+
+/// Waits until an unchecked fork has its root. At once for any other tail.
+///
+/// # Errors
+/// If it never will: its parent's service has ended, and the log that keeps the fork is not gone on with.
+pub(super) async fn wait_has_root(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
+    let found = find_fork(engine, tail.name());
+    let Some((parent, kept)) = found.filter(|(_, kept)| hold_of(kept) == tail.id()) else {
+        return Ok(());
+    };
+    let id = kept.record.id;
+    let has_root = || {
+        let mut inner = parent.lock();
+        if inner.points.find_kept(id).is_none() {
+            return Some(Ok(()));
+        }
+        let is_lost = matches!(inner.status, Status::Fenced | Status::Closed) || parent.is_rescue();
+        is_lost.then(|| Err(OpenError::Fenced(tail.name().to_owned())))
+    };
+    parent.upload.changed.wait_until(has_root).await
+}
