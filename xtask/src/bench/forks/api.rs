@@ -71,10 +71,10 @@ impl Api {
         self.post(&path, &json!({"name": name, "wait": wait}))
     }
 
-    /// A fork of a volume or, as `VOLUME@SNAPSHOT`, of a snapshot.
-    pub(super) fn fork(&self, parent: &str, name: &str) -> Result<Duration, Failure> {
+    /// A fork of a volume or, as `VOLUME@SNAPSHOT`, of a snapshot, and what is to have it when the call ends.
+    pub(super) fn fork(&self, parent: &str, name: &str, wait: &str) -> Result<Duration, Failure> {
         let path = format!("/v1/volumes/{}/fork", parent.replace('@', "%40"));
-        self.post(&path, &json!({"name": name}))
+        self.post(&path, &json!({"name": name, "wait": wait}))
     }
 
     pub(super) fn attach(&self, volume: &str) -> Result<Duration, Failure> {

@@ -25,9 +25,16 @@ enum Call {
     /// One that waits for the store.
     StoredSnapshot,
     Fork,
+    /// The same.
+    StoredFork,
 }
 
-const CALLS: [Call; 3] = [Call::Snapshot, Call::StoredSnapshot, Call::Fork];
+const CALLS: [Call; 4] = [
+    Call::Snapshot,
+    Call::StoredSnapshot,
+    Call::Fork,
+    Call::StoredFork,
+];
 /// What goes on behind a snapshot ends within this time.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -37,6 +44,7 @@ impl Call {
             Call::Snapshot => "snapshot",
             Call::StoredSnapshot => "snapshot, wait=store",
             Call::Fork => "fork",
+            Call::StoredFork => "fork, wait=store",
         }
     }
 
@@ -46,6 +54,7 @@ impl Call {
             Call::Snapshot => "kept",
             Call::StoredSnapshot => "stored",
             Call::Fork => "fork",
+            Call::StoredFork => "stored-fork",
         }
     }
 
@@ -53,7 +62,8 @@ impl Call {
         match self {
             Call::Snapshot => api.snapshot(PARENT, name, "log"),
             Call::StoredSnapshot => api.snapshot(PARENT, name, "store"),
-            Call::Fork => api.fork(PARENT, name),
+            Call::Fork => api.fork(PARENT, name, "log"),
+            Call::StoredFork => api.fork(PARENT, name, "store"),
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn measure(
     rig.proxy.take_traffic();
     let began = Instant::now();
     for nth in 0..arguments.forks {
-        api.fork(&snapshot, &format!("fork-{nth}"))?;
+        api.fork(&snapshot, &format!("fork-{nth}"), "store")?;
     }
     let forked = began.elapsed();
     let requests = rig.proxy.take_traffic().requests();
@@ -83,7 +83,7 @@ fn make_at_once(api: &Api, snapshot: &str, forks: usize) -> Result<(), Failure> 
             if nth >= forks {
                 return Ok(());
             }
-            let made = api.fork(snapshot, &format!("again-{nth}"));
+            let made = api.fork(snapshot, &format!("again-{nth}"), "store");
             made.map_err(|error| error.to_string())?;
         }
     };
