@@ -154,7 +154,7 @@ fn a_fork_is_made_attached_and_written_to_while_the_store_is_away_and_survives_k
     for (at, fill) in [(0, 2), (1, 1), (2, 4), (3, 0)] {
         assert_eq!(fork.read(at * BLOCK as u64, BLOCK).unwrap(), [fill; BLOCK]);
     }
-    let other = world.serve("other", &["--take-over"]);
+    let other = world.serve("other", &[]);
     world.expect_success(
         &other,
         &["attach", "branch", "--take-over", "--transport", "nbd"],

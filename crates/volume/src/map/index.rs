@@ -48,6 +48,9 @@ impl IndexEntry<'_> {
     }
 }
 
+/// Layers from which on no volume begins with this one's index.
+const LAYERS_MAX: usize = 64;
+
 /// Deltas that lie over each other no more, in one map.
 pub(crate) type DeltaMap = ExtentMap<Delta>;
 
@@ -167,9 +170,11 @@ impl Index {
         self.older.clone()
     }
 
-    /// The index as it is now, for a volume that begins as this one is. None if something of it could not be read.
+    /// The index as it is now, for a volume that begins as this one is. None if something of it could not be read, or if
+    /// it has many layers already, of which each such volume adds one: reads walk them.
     pub(crate) fn snapshot(&mut self) -> Option<Index> {
-        self.is_whole().then(|| Index {
+        let is_flat = self.older.len() < LAYERS_MAX;
+        (self.is_whole() && is_flat).then(|| Index {
             nodes: self.nodes.clone(),
             older: self.freeze(),
             listed: self.listed,

@@ -25,10 +25,12 @@ impl Tail {
 
     /// The layers up to a point that the store may not have, as far as they are still here: recovery cuts layers at points.
     pub(crate) fn layers_at(&self, point: Lsn, segments: &Segments) -> BaseLayers {
-        let inner = self.lock();
-        let count = inner.layers.count_up_to(point);
-        let layers = inner.layers.frozen[..count].to_vec();
-        let pins = sort_pins(segments, &layers, segments.pin_dirty());
+        let (layers, pins) = {
+            let inner = self.lock();
+            let count = inner.layers.count_up_to(point);
+            (inner.layers.frozen[..count].to_vec(), segments.pin_dirty())
+        };
+        let pins = sort_pins(segments, &layers, pins);
         BaseLayers::new(layers, pins)
     }
 }

@@ -38,6 +38,9 @@ pub(crate) struct KeptSnapshot {
     pub(crate) may_be_stored: bool,
     /// Why the store does not have it, if it was tried.
     pub(crate) failure: Option<String>,
+    /// A root that says that nobody has the fork open was sent, and may arrive at any time: the fork is not opened before it
+    /// has its root.
+    pub(crate) sent_unheld: bool,
     /// What a fork reads that this process has taken.
     pub(crate) base: Option<Arc<ForkBase>>,
 }

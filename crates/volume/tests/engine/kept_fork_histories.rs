@@ -134,7 +134,10 @@ impl History {
         let env = &mut self.world.env;
         match kind {
             0 => env.outage = !env.outage,
-            1 => env.fault_after = Some((count, Fault::LostAnswer)),
+            1 => {
+                let all = [Fault::LostAnswer, Fault::Outage, Fault::OutageBehind];
+                env.fault_after = Some((count, all[count % 3]));
+            }
             2 => env.failing_puts = count,
             _ => env.failing_creates = count,
         }

@@ -70,7 +70,11 @@ pub(crate) async fn create(
 /// Creates the first root of a volume, if no other volume has the name.
 pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<VolumeInfo, OpenError> {
     check_no_fork(engine, &root.name, Some(root.volume))?;
-    endings::ask_store_first(engine, &root.name);
+    let is_of_root = |tail: &Arc<Tail>| tail.id().volume == root.volume;
+    // A fork's first root continues the hold that it has here.
+    if !engine.tails_named(&root.name).iter().any(is_of_root) {
+        endings::ask_store_first(engine, &root.name);
+    }
     match put_first_root(engine, &root).await? {
         None => Ok(VolumeInfo::of(&root)),
         Some(head) if is_of(&head.root, root.volume) => Ok(VolumeInfo::of(&root)),
@@ -247,7 +251,10 @@ pub(crate) async fn delete(
         return Err(OpenError::InUse(name.to_owned()));
     }
     match keep_ms {
-        None => check_no_snapshots(engine, name).await?,
+        None => {
+            check_no_snapshots(engine, name).await?;
+            check_no_logged_forks(name, &tails)?;
+        }
         // It is to come back as it was.
         Some(_) => check_all_stored(name, &tails)?,
     }
@@ -311,18 +318,40 @@ pub(crate) async fn delete(
 /// clients were told is there: writes, and snapshots that only the log has.
 pub(in crate::store) fn check_all_stored(name: &str, tails: &[Arc<Tail>]) -> Result<(), OpenError> {
     let own = || tails.iter().filter(|tail| !tail.is_rescue());
+    let keeps = |forks: bool| {
+        own().any(|tail| {
+            let inner = tail.lock();
+            let mut kept = inner.points.kept().iter();
+            kept.any(|kept| kept.record.is_fork == forks)
+        }) && !canary::active!("closed_volume_leaves_snapshots_in_the_log")
+    };
     let what = if own().any(|tail| tail.newest() > tail.stored_lsn()) {
         "writes"
-    } else if own().any(|tail| !tail.lock().points.kept().is_empty())
-        && !canary::active!("closed_volume_leaves_snapshots_in_the_log")
-    {
+    } else if keeps(false) {
         "snapshots"
+    } else if keeps(true) {
+        "forks"
     } else {
         return Ok(());
     };
     Err(OpenError::Invalid(format!(
         "volume {name} has {what} on this host that the store lacks, and would be without them: attach and detach it first"
     )))
+}
+
+/// Refuses to delete a volume of which the log here has forks that the store lacks: they live on, and begin with what it is.
+fn check_no_logged_forks(name: &str, tails: &[Arc<Tail>]) -> Result<(), OpenError> {
+    let mut own = tails.iter().filter(|tail| !tail.is_rescue());
+    let has_forks = |tail: &Arc<Tail>| {
+        let inner = tail.lock();
+        inner.points.kept().iter().any(|kept| kept.record.is_fork)
+    };
+    match own.any(has_forks) && !canary::active!("volume_is_deleted_before_its_forks_are_stored") {
+        false => Ok(()),
+        true => Err(OpenError::Invalid(format!(
+            "volume {name} has forks on this host that the store lacks, and they would be lost with it: attach and detach it first"
+        ))),
+    }
 }
 
 /// Refuses to delete a volume that has snapshots: each is deleted by its own name.

@@ -71,7 +71,17 @@ async fn visit(engine: &Arc<Engine>, tail: &Arc<Tail>) {
 
 /// Whether roots of this volume may be written now; if not, a step is not begun, or left where it is.
 fn is_allowed(engine: &Engine, tail: &Tail) -> bool {
-    tail.lock().status == Status::Live
+    let (is_live, has_forks) = {
+        let inner = tail.lock();
+        let mut kept = inner.points.kept().iter();
+        (
+            inner.status == Status::Live,
+            kept.any(|kept| kept.base.is_some()),
+        )
+    };
+    // A fork without a root reads by the index that was the volume's when it was taken.
+    is_live
+        && !has_forks
         && tail.upload.refusal().is_none()
         && engine.host_log.check_not_stopped().is_ok()
         // It was switched off.

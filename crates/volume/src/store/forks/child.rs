@@ -18,11 +18,12 @@ use crate::object::extensions::Labels;
 use crate::object::pack::Ancestor;
 use crate::object::root::{DeltaRef, Owner, Root};
 use crate::object::sessions::SessionNames;
+use crate::request::tail::Tail;
 use crate::store::catalog::name_locks::lock_point;
 use crate::store::catalog::volume_spec::VolumeSpec;
 use crate::store::catalog::{create_root, first_root};
 use crate::store::flow::upload_state::KnownRoot;
-use crate::store::forks::kept_forks::FIRST_HOLD;
+use crate::store::forks::kept_forks::{FIRST_HOLD, find_fork};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::rename::signs::check_free_of_renaming;
 use crate::store::roots::read_any_root;
@@ -132,14 +133,25 @@ async fn create_child(
         true => Some(lock_point(engine, &root.name)?),
         false => None,
     };
-    let is_served = engine
-        .tails()
-        .iter()
-        .any(|tail| tail.id().volume == root.volume);
+    let is_of_child = |tail: &Arc<Tail>| tail.id().volume == root.volume && !tail.is_rescue();
+    let is_served = engine.tails().iter().any(is_of_child);
     if is_served && !canary::active!("served_fork_has_no_holder") {
         hold_from_the_beginning(engine, &mut root);
+    } else if spec.may_be_served {
+        note_sent_unheld(engine, &root);
     }
     create_root(engine, root.clone()).await.map(|_| root)
+}
+
+/// A root that names no holder is about to be sent, and its answer may be lost: nobody may open the fork here as one that has no
+/// root. The caller holds the lock of its name.
+fn note_sent_unheld(engine: &Engine, root: &Root) {
+    let Some((parent, _)) = find_fork(engine, &root.name) else {
+        return;
+    };
+    if let Some(kept) = parent.lock().points.find_kept(root.volume) {
+        kept.sent_unheld = !canary::active!("unheld_root_is_forgotten");
+    }
 }
 
 /// Whether a child that was not created with this error never will be: its name is another's, and what was sent expects that

@@ -71,6 +71,7 @@ pub(super) async fn take(
             is_durable: false,
             may_be_stored: false,
             failure: None,
+            sent_unheld: false,
             base: None,
         };
         (Arc::clone(tail), kept)

@@ -23,7 +23,6 @@ use crate::store::forks::child::check_free;
 use crate::store::forks::held_point::HeldPoint;
 use crate::store::forks::keep::{has_room_for, keep_durably, record_removal};
 use crate::store::forks::kept_forks::{find_fork, info_of};
-use crate::store::forks::kept_snapshots::wait_fork_in_store;
 use crate::sync::atomic::Ordering;
 
 /// How long the store is asked whether the name is free, in pauses after a failed request.
@@ -69,6 +68,7 @@ pub(super) async fn take(
         is_durable: false,
         may_be_stored: false,
         failure: None,
+        sent_unheld: false,
         base: Some(Arc::new(base)),
     };
     let volume = info_of(&kept, block);
@@ -112,20 +112,21 @@ pub(super) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<bool, Ope
         return Ok(false);
     };
     let id = kept.record.id;
-    if engine.tails().iter().any(|tail| tail.id().volume == id) {
+    let is_open = |tail: &Arc<Tail>| tail.id().volume == id && tail.lock().status.serves();
+    if engine.tails().iter().any(is_open) {
         return Err(OpenError::InUse(name.to_owned()));
     }
     let forgotten = {
         let mut inner = tail.lock();
         match inner.points.find_kept(id) {
-            Some(kept) if kept.may_be_stored => None,
+            // On its way to the store since the caller has looked.
+            Some(kept) if kept.may_be_stored => return Err(OpenError::Busy(name.to_owned())),
             Some(_) => inner.points.forget(id),
             None => None,
         }
     };
     match forgotten {
-        // It is in the store, or about to be.
-        None => wait_fork_in_store(engine, name).await.map(|()| false),
+        None => Ok(false),
         Some(kept) if record_removal(engine, &tail, &kept).await => Ok(true),
         Some(_) => Err(OpenError::Poisoned),
     }

@@ -26,14 +26,18 @@ pub(in crate::store) fn find_fork(
     engine.tails().into_iter().find_map(|tail| {
         let found = {
             let inner = tail.lock();
-            let goes_on = inner.status.serves() || inner.status == Status::Dormant;
-            let kept = goes_on.then(|| inner.points.kept().iter().find(is_it));
+            let kept = goes_on(inner.status).then(|| inner.points.kept().iter().find(is_it));
             kept.flatten().cloned()
         };
         found
             .filter(|_| !tail.is_rescue())
             .map(|kept| (Arc::clone(&tail), kept))
     })
+}
+
+/// Whether what the log has of a volume is gone on with, by this process or the next.
+fn goes_on(status: Status) -> bool {
+    status.serves() || matches!(status, Status::Dormant | Status::Broken)
 }
 
 /// Refuses a name that a fork has which the log keeps, unless it is the one of this identity.
@@ -57,7 +61,6 @@ pub(in crate::store) fn forks_behind(
     let mut found = BTreeMap::new();
     for tail in engine.tails() {
         let inner = tail.lock();
-        let goes_on = inner.status.serves() || inner.status == Status::Dormant;
         let kept = inner.points.kept().iter();
         let kept = kept.filter(|kept| {
             let record = &kept.record;
@@ -65,7 +68,7 @@ pub(in crate::store) fn forks_behind(
             record.is_fork && kept.is_durable && is_behind
         });
         let infos = kept.map(|kept| (kept.record.name.clone(), info_of(kept, tail.size().block)));
-        if goes_on && !tail.is_rescue() {
+        if goes_on(inner.status) && !tail.is_rescue() {
             found.extend(infos);
         }
     }
@@ -85,4 +88,12 @@ pub(in crate::store) fn info_of(kept: &KeptSnapshot, block: u32) -> VolumeInfo {
         unix_ms: record.unix_ms,
         owner: None,
     }
+}
+
+/// A fork may be open under its name, and whoever made it knows it by that: it keeps it.
+pub(in crate::store) fn name_is_taken(name: &str) -> OpenError {
+    OpenError::Invalid(format!(
+        "fork {name} has no place in the store: another host has made a volume of that name since; it stays in the log here \
+         until that volume is renamed (`firn volume rename`) or deleted"
+    ))
 }

@@ -122,3 +122,16 @@ pub(super) async fn wait_if_sent(engine: &Engine, name: &str) -> Result<(), Open
         _ => Ok(()),
     }
 }
+
+/// The same of a fork that nobody has open.
+pub(super) async fn wait_if_fork_is_sent(engine: &Engine, name: &str) -> Result<(), OpenError> {
+    let Some((_, kept)) = find_fork(engine, name) else {
+        return Ok(());
+    };
+    let id = kept.record.id;
+    let is_open = |tail: &Arc<Tail>| tail.id().volume == id && tail.lock().status.serves();
+    match kept.may_be_stored && !engine.tails().iter().any(is_open) {
+        true => wait_fork_in_store(engine, name).await,
+        false => Ok(()),
+    }
+}

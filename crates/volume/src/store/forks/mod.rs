@@ -166,6 +166,8 @@ pub(crate) async fn delete_volume(
     keep_ms: Option<u64>,
 ) -> Result<(), OpenError> {
     check_name(name)?;
+    // Without the lock of the name, which its root needs.
+    kept_snapshots::wait_if_fork_is_sent(engine, name).await?;
     {
         let _busy = NameLock::take(engine, name)?;
         if keep_fork::delete(engine, name).await? {

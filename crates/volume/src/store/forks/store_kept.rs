@@ -19,6 +19,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::flow;
 use crate::store::forks::child::ChildSpec;
 use crate::store::forks::keep::record_removal;
+use crate::store::forks::kept_forks::name_is_taken;
 use crate::store::forks::kept_snapshots::{find, is_kept};
 use crate::store::forks::live_parent::{PointInTime, create_at};
 use crate::store::roots::read_any_root;
@@ -96,7 +97,11 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
     drop(turn);
     match created {
         Ok(_) => on_stored(engine, tail, id).await,
-        Err(OpenError::Exists(name)) if record.is_fork => return Err(name_is_taken(&name)),
+        Err(OpenError::Exists(name)) if record.is_fork => {
+            let error = name_is_taken(&name);
+            tell_its_users(engine, id, &error);
+            return Err(error);
+        }
         Err(error @ OpenError::Exists(_)) => {
             rename(engine, tail, id);
             return Err(error);
@@ -106,12 +111,14 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
     Ok(())
 }
 
-/// A fork may be open under its name, and whoever made it knows it by that: it keeps it.
-fn name_is_taken(name: &str) -> OpenError {
-    OpenError::Invalid(format!(
-        "fork {name} has no place in the store: another host has made a volume of that name since; it stays in the log here \
-         until that volume is renamed (`firn volume rename`) or deleted"
-    ))
+/// Whoever waits for a fork that is open hears what has to be done first.
+fn tell_its_users(engine: &Engine, id: VolumeId, error: &OpenError) {
+    let is_it = |tail: &&Arc<Tail>| tail.id().volume == id && tail.lock().status.serves();
+    for tail in engine.tails().iter().filter(is_it) {
+        tail.upload.set_error(Some(error));
+        tail.upload.set_refusal(Some(error.clone()));
+        tail.upload.wake_all();
+    }
 }
 
 /// Waits until the store has everything up to the point, or the log keeps the snapshot no more.

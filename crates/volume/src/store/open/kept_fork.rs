@@ -14,10 +14,11 @@ use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
 use crate::request::points::KeptSnapshot;
 use crate::request::tail::{Status, Tail};
-use crate::store::forks::kept_forks::find_fork;
+use crate::store::forks::kept_forks::{find_fork, name_is_taken};
 use crate::store::open::unchecked::{find_unbroken, serve_unchecked};
 use crate::store::open::without_root::{hold_of, lay_base};
 use crate::store::open::{OpenMode, dormant_tail, open_named};
+use crate::store::roots::read_any_root;
 use crate::units::{RootMark, VolumeSize};
 
 /// Opens the fork of this name, if the log keeps one. The caller holds the lock of the name.
@@ -41,17 +42,33 @@ pub(super) async fn open(
         return Err(OpenError::InUse(name.to_owned()));
     }
     // An earlier process served it, and may have written its root.
-    let is_there = match kept.may_be_stored {
-        true => open_named(engine, name, mode).await,
-        false => Err(OpenError::RootMissing(name.to_owned())),
-    };
-    match is_there {
-        Ok(volume) => Ok(Some(volume)),
-        Err(OpenError::RootMissing(_) | OpenError::NoSuchVolume(_) | OpenError::Store(_)) => {
-            let tail = find_unbroken(engine, name)?;
-            lay_base(engine, &tail);
-            serve_unchecked(engine, tail).await.map(Some)
-        }
+    if kept.may_be_stored && has_root(engine, &kept).await? == RootFound::Own {
+        return open_named(engine, name, mode).await.map(Some);
+    }
+    let tail = find_unbroken(engine, name)?;
+    lay_base(engine, &tail);
+    serve_unchecked(engine, tail).await.map(Some)
+}
+
+/// What stands under the name of a fork that the log keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RootFound {
+    /// Its root, or what was left when it was deleted.
+    Own,
+    /// Another volume's.
+    Anothers,
+    /// None, as far as the store says.
+    None,
+}
+
+/// Looks at the name: another host may have taken it, and that volume is not this one.
+async fn has_root(engine: &Engine, kept: &KeptSnapshot) -> Result<RootFound, OpenError> {
+    match read_any_root(engine, &kept.record.name).await {
+        Ok(head) if head.root.volume == kept.record.id => Ok(RootFound::Own),
+        Ok(_) if canary::active!("namesake_is_opened_as_the_fork") => Ok(RootFound::Own),
+        Ok(head) if head.root.deleted => Ok(RootFound::None),
+        Ok(_) => Ok(RootFound::Anothers),
+        Err(OpenError::NoSuchVolume(_) | OpenError::Store(_)) => Ok(RootFound::None),
         Err(error) => Err(error),
     }
 }
@@ -64,15 +81,17 @@ async fn open_anew(
     parent: &Tail,
     kept: &KeptSnapshot,
 ) -> Result<Option<Volume>, OpenError> {
-    let Some(base) = kept.base.clone().filter(|_| kept.is_durable) else {
-        // Taken by an earlier process: once it has a root, it is opened as any other.
-        return match open_named(engine, name, mode).await {
-            Err(OpenError::NoSuchVolume(_)) => Err(OpenError::Store(format!(
+    let is_here = kept.is_durable && !kept.sent_unheld;
+    let Some(base) = kept.base.clone().filter(|_| is_here) else {
+        // Taken by an earlier process, or on its way to the store: once it has a root, it is opened as any other.
+        return match has_root(engine, kept).await? {
+            RootFound::Own => open_named(engine, name, mode).await.map(Some),
+            RootFound::Anothers => Err(name_is_taken(name)),
+            RootFound::None => Err(OpenError::Store(format!(
                 "fork {name} is in the log of this host and not in the store yet: it is opened when volume {} is open here \
                  and the store has what that was",
                 parent.name()
             ))),
-            opened => opened.map(Some),
         };
     };
     let lsn = kept.record.lsn;

@@ -91,6 +91,7 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
             is_durable: true,
             may_be_stored: true,
             failure: None,
+            sent_unheld: false,
             base: None,
         });
     }
@@ -479,6 +480,7 @@ fn keep_for_rescue(engine: &Arc<Engine>, tail: &Arc<Tail>) {
              rescue"
         );
         tail.mark_rescue();
+        tail.upload.wake_all();
         engine
             .committer()
             .record(engine, Record::Tail(tail.record()));
@@ -503,7 +505,15 @@ fn retire_namesakes(engine: &Arc<Engine>, root: &Root) {
 /// Takes a tail out of the log that holds nothing the store lacks.
 pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     tail.report_lost_snapshots();
-    let stale = tail.lock().layers.clear();
+    let stale = {
+        let mut inner = tail.lock();
+        if inner.status == Status::Dormant {
+            // Forks that wait for what it has hear that nobody will open it.
+            inner.status = Status::Closed;
+        }
+        inner.layers.clear()
+    };
+    tail.upload.wake_all();
     for (addr, sectors, clean) in stale {
         if clean {
             engine.segments.release_clean(addr, sectors);

@@ -3,7 +3,10 @@
 //!
 //! Of any other volume, that is any whose fork no log keeps, it does nothing. It opens nothing itself.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -13,9 +16,14 @@ use crate::request::points::KeptSnapshot;
 use crate::request::tail::{Status, Tail};
 use crate::store::catalog::name_locks::NameLock;
 use crate::store::forks::kept_forks::{FIRST_HOLD, find_fork};
+use crate::store::open::endings::end_reason;
+use crate::store::open::holds::{continuing_tail, is_held_here, set_back};
+use crate::store::roots::read_any_root;
 
 /// Looks at a name whose fork is being given its root, a retry's time apart, before the caller is told that it is in use.
 const LOOKS_MAX: u32 = 60;
+/// A parent that is not open is looked for in the store this often, in pauses after a failed request.
+const LOOK_RETRIES: u64 = 30;
 
 /// The hold in which this host serves a fork before it has a root.
 pub(super) fn hold_of(kept: &KeptSnapshot) -> TailId {
@@ -58,20 +66,71 @@ pub(super) fn lay_base(engine: &Engine, tail: &Tail) {
 /// Waits until an unchecked fork has its root. At once for any other tail.
 ///
 /// # Errors
-/// If it never will: its parent's service has ended, and the log that keeps the fork is not gone on with.
+/// If it never will: its parent's service has ended, or another host has the parent, so that the log that keeps the fork
+/// is not gone on with.
 pub(super) async fn wait_has_root(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
-    let found = find_fork(engine, tail.name());
-    let Some((parent, kept)) = found.filter(|(_, kept)| hold_of(kept) == tail.id()) else {
-        return Ok(());
-    };
-    let id = kept.record.id;
-    let has_root = || {
-        let mut inner = parent.lock();
-        if inner.points.find_kept(id).is_none() {
-            return Some(Ok(()));
+    let lost = || OpenError::Fenced(tail.name().to_owned());
+    loop {
+        let found = find_fork(engine, tail.name());
+        let Some((parent, kept)) = found.filter(|(_, kept)| hold_of(kept) == tail.id()) else {
+            return Ok(());
+        };
+        let id = kept.record.id;
+        let has_ended = || {
+            let mut inner = parent.lock();
+            if inner.points.find_kept(id).is_none() {
+                return Some(Ok(()));
+            }
+            match inner.status {
+                _ if parent.is_rescue() => Some(Err(lost())),
+                status @ (Status::Fenced | Status::Closed) => {
+                    drop(inner);
+                    Some(Err(why_lost(tail, end_reason(&parent, status))))
+                }
+                _ => None,
+            }
+        };
+        let mut ended = pin!(parent.upload.changed.wait_until(has_ended));
+        let mut look = pin!(engine.port.sleep(engine.options.retry_ns * LOOK_RETRIES));
+        let found = std::future::poll_fn(|cx| match ended.as_mut().poll(cx) {
+            Poll::Ready(result) => Poll::Ready(Some(result)),
+            Poll::Pending => look.as_mut().poll(cx).map(|()| None),
+        });
+        if let Some(result) = found.await {
+            return result;
         }
-        let is_lost = matches!(inner.status, Status::Fenced | Status::Closed) || parent.is_rescue();
-        is_lost.then(|| Err(OpenError::Fenced(tail.name().to_owned())))
+        if is_gone_on_elsewhere(engine, &parent).await {
+            return Err(lost());
+        }
+    }
+}
+
+/// The end of a parent's service, as its fork's. A store that was set back, or a host that stopped, loses nothing for good.
+fn why_lost(tail: &Tail, why: OpenError) -> OpenError {
+    match why {
+        OpenError::StoreWentBack { .. } | OpenError::HostStopped(_)
+            if !canary::active!("fork_is_lost_with_any_end_of_its_parent") =>
+        {
+            why
+        }
+        _ => OpenError::Fenced(tail.name().to_owned()),
+    }
+}
+
+/// Whether a parent that is not open here has gone on without this log, as far as the store says so.
+async fn is_gone_on_elsewhere(engine: &Engine, parent: &Arc<Tail>) -> bool {
+    if parent.lock().status != Status::Dormant {
+        return false;
+    }
+    let Ok(head) = read_any_root(engine, parent.name()).await else {
+        return false;
     };
-    parent.upload.changed.wait_until(has_root).await
+    let root = &head.root;
+    let tails = [Arc::clone(parent)];
+    // One that was renamed is followed when it is opened.
+    if root.volume != parent.id().volume || root.deleted || set_back(root, &tails).is_some() {
+        return root.deleted && root.rename_mark().is_none() && root.volume == parent.id().volume;
+    }
+    let ours = is_held_here(engine, root, &tails);
+    continuing_tail(engine, root, &tails, ours).is_none() && parent.lock().status == Status::Dormant
 }

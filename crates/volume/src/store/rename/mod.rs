@@ -60,8 +60,9 @@ pub(crate) async fn rename(
         )));
     }
     engine.host_log.check_not_stopped()?;
-    let _locks = lock_names(engine, old, new)?;
+    // Without the locks of the names, which its root needs.
     wait_fork_in_store(engine, old).await?;
+    let _locks = lock_names(engine, old, new)?;
     check_no_fork(engine, new, None)?;
     endings::ask_store_first(engine, old);
     endings::ask_store_first(engine, new);
