@@ -21,7 +21,7 @@ fn furnished(world: &World) -> Server {
     client.write(0, &noise(1, 2 * MIB)).unwrap();
     world.expect_success(&server, &["snapshot", "create", "demo@before"]);
     client.write(MIB as u64, &noise(2, 2 * MIB)).unwrap();
-    world.expect_success(&server, &["fork", "demo", "branch"]);
+    world.expect_success(&server, &["fork", "--wait", "store", "demo", "branch"]);
     world.expect_success(&server, &["sync", "demo"]);
     server
 }
