@@ -276,9 +276,10 @@ pub(in crate::store) fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, conten
     let Some(mut allocation) = engine.cache.allocate_on_disk(key, bytes, now) else {
         return;
     };
-    allocation.set_checksum(&content);
     let engine = Arc::clone(engine);
     engine.clone().jobs.spawn(async move {
+        // Not before: readers may wait for the content.
+        allocation.set_checksum(&content);
         match engine
             .port
             .write(FileId::CACHE, allocation.offset, content)
