@@ -59,6 +59,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "listed_cache_goes_on_changing",
     "scrub_keeps_what_it_found",
     "scrub_pins_nothing",
+    "scrub_takes_an_outage_for_damage",
     "checksums_outlive_their_segment",
     "store_hears_of_a_session_too_early",
     "renamed_volume_is_made_again",

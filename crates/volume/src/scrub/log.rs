@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use blkmq::io::{FileId, Pin, SECTOR_BYTES};
 
+use super::doubt::{Doubt, Failure, settle};
 use super::state::ScrubPart;
-use super::{STEP_BYTES, read_twice};
-use crate::codec::Checksum;
+use super::{Progress, STEP_BYTES, is_wanted};
 use crate::engine::Engine;
 use crate::log::checksums::blocks_of;
 use crate::log::layout::{BLOCK_BYTES, BLOCK_SECTORS};
@@ -21,6 +21,12 @@ use crate::units::Span;
 
 /// Sectors of a volume that are looked at under one hold of its tail's lock.
 const WINDOW_SECTORS: u64 = 256;
+/// Parts that are pinned at once.
+const PARTS_MAX: usize = 16;
+/// What a look counts at least: it takes time though it may find nothing to read.
+const LOOK_BYTES: u64 = 4096;
+/// A place that a log always has: its superblock.
+const SUPERBLOCK_OFFSET: u64 = 0;
 
 /// Up to where the clean extents of all tails were looked at.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,33 +44,41 @@ struct CleanPart {
     _pin: Pin,
 }
 
-/// Proves what comes next, up to a step's bytes. Returns how many were read, and whether that was the end.
-pub(super) async fn step(engine: &Engine, cursor: &mut LogCursor) -> (u64, bool) {
-    let mut read = 0;
+/// Proves what comes next, up to a step's bytes.
+pub(super) async fn step(engine: &Engine, cursor: &mut LogCursor) -> Progress {
+    let mut done = Progress::default();
     let mut tails = engine.tails();
     tails.retain(|tail| Some(tail.id()) >= cursor.tail);
     for tail in &tails {
         if cursor.tail != Some(tail.id()) {
             (cursor.tail, cursor.sector) = (Some(tail.id()), 0);
         }
-        while let Some((parts, next)) = next_parts(engine, tail, cursor.sector) {
-            cursor.sector = next;
-            for part in &parts {
-                read += prove(engine, tail, part).await;
+        while let Some(parts) = next_parts(engine, tail, cursor.sector) {
+            let counted = done.bytes + LOOK_BYTES;
+            // Each lets its segment go before the next one is read.
+            for part in parts {
+                cursor.sector = part.span.end;
+                let proof = prove(engine, tail, part).await;
+                done.bytes += proof.bytes;
+                done.has_left |= proof.has_left;
+                if done.has_left || !is_wanted(engine) {
+                    return done;
+                }
             }
-            drop(parts);
-            if read >= STEP_BYTES {
-                return (read, false);
+            done.bytes = done.bytes.max(counted);
+            if done.bytes >= STEP_BYTES {
+                return done;
             }
             engine.port.pause().await;
         }
     }
     *cursor = LogCursor::default();
-    (read, true)
+    done.is_end = true;
+    done
 }
 
-/// The clean parts at a sector or behind it, as far as one look goes, and where the next one begins. None: there are none.
-fn next_parts(engine: &Engine, tail: &Tail, from: u64) -> Option<(Vec<CleanPart>, u64)> {
+/// The first clean parts at a sector or behind it, as far as one look goes. None: there are none.
+fn next_parts(engine: &Engine, tail: &Tail, from: u64) -> Option<Vec<CleanPart>> {
     let inner = tail.lock();
     if inner.status != Status::Live {
         return None;
@@ -75,88 +89,92 @@ fn next_parts(engine: &Engine, tail: &Tail, from: u64) -> Option<(Vec<CleanPart>
     loop {
         let window = Span::new(from, WINDOW_SECTORS);
         clean.walk(window, |span, found| {
-            if let Some(found) = found {
+            if let Some(found) = found.filter(|_| parts.len() < PARTS_MAX) {
                 let _pin = engine.segments.pin(found.0);
                 let addr = found.0;
                 parts.push(CleanPart { span, addr, _pin });
             }
         });
         if !parts.is_empty() {
-            return Some((parts, window.end));
+            return Some(parts);
         }
         from = clean.iter_from(window.end).next()?.0.start;
     }
 }
 
-/// Proves the blocks of a part whose checksums are known; returns how many bytes were read.
-async fn prove(engine: &Engine, tail: &Arc<Tail>, part: &CleanPart) -> u64 {
+/// Proves the blocks of a part whose checksums are known.
+async fn prove(engine: &Engine, tail: &Arc<Tail>, part: CleanPart) -> Progress {
+    let mut done = Progress::default();
     let Some((first, blocks)) = blocks_of(part.addr, part.span.sectors()) else {
-        return 0;
+        return done;
     };
     let checksums = engine.segments.checksums.find(first, blocks);
     if checksums.iter().all(Option::is_none) {
-        return 0;
+        return done;
     }
-    let bytes = blocks as u64 * BLOCK_BYTES;
-    engine.scrub.on_read(ScrubPart::Log, bytes);
-    let is_wrong = |block: &[u8], checksum: &Option<Checksum>| {
-        checksum.is_some_and(|checksum| Checksum::of(block) != checksum)
+    done.bytes = blocks as u64 * BLOCK_BYTES;
+    engine.scrub.on_read(ScrubPart::Log, done.bytes);
+    let doubt = |(checksum, nth): (_, u64)| {
+        let offset = first.byte_offset() + nth * BLOCK_BYTES;
+        Doubt::new(offset, BLOCK_BYTES, checksum)
     };
-    let mut wrong = Vec::new();
-    let damage = read_twice(
-        engine,
-        FileId::LOG,
-        (first.byte_offset(), bytes),
-        |content| {
-            let found = content.chunks(BLOCK_BYTES as usize).zip(&checksums);
-            wrong = found
-                .map(|(block, checksum)| is_wrong(block, checksum))
-                .collect();
-            !wrong.contains(&true)
-        },
-    );
-    if let Some(damage) = damage.await {
-        if wrong.is_empty() {
-            // It could not be read at all.
-            wrong = vec![true; blocks];
+    let mut doubts: Vec<_> = checksums.into_iter().zip(0..).map(doubt).collect();
+    let offset = first.byte_offset();
+    let read = engine.port.read(FileId::LOG, offset, done.bytes as usize);
+    let failure = match read.await {
+        Ok(content) => {
+            let mut blocks = content.chunks(BLOCK_BYTES as usize);
+            doubts.retain_mut(|doubt| blocks.next().is_none_or(|block| doubt.is_wrong(block)));
+            Failure::Wrong
         }
-        let wrong = wrong.iter().zip(0..).filter(|(is_wrong, _)| **is_wrong);
-        for (_, block) in wrong {
-            give_up(
-                engine,
-                tail,
-                part,
-                first.skip(block * BLOCK_SECTORS),
-                &damage,
-            );
-        }
+        // Any block may be the one that cannot be read.
+        Err(_) => Failure::Unread,
+    };
+    if doubts.is_empty() {
+        return done;
     }
-    bytes
+    let log = (FileId::LOG, Some(SUPERBLOCK_OFFSET));
+    match settle(engine, log, doubts, failure).await {
+        Ok(damaged) => give_up(engine, tail, &part, &damaged),
+        Err(_) => done.has_left = true,
+    }
+    done
 }
 
-/// Has what a block of the log holds of this part read from the store.
-fn give_up(engine: &Engine, tail: &Tail, part: &CleanPart, block: LogAddr, damage: &str) {
-    // Where the block's first sector would be in the volume; it may lie before the part.
-    let ahead = part.addr.sector() - block.sector().min(part.addr.sector());
-    let skipped = block.sector().saturating_sub(part.addr.sector());
-    let begins = part.span.start + skipped;
-    let span = Span::new(begins, BLOCK_SECTORS - ahead).intersect(part.span);
-    let addr = part.addr.skip(skipped);
-    if canary::active!("scrub_keeps_what_it_found") || !forget(engine, tail, span, addr) {
-        return;
+/// Has what these blocks of the log hold of a part read from the store.
+fn give_up(engine: &Engine, tail: &Tail, part: &CleanPart, damaged: &[Doubt]) {
+    let mut given_up = Vec::new();
+    for doubt in damaged {
+        let (span, addr) = part_in_block(part, doubt.offset() / SECTOR_BYTES);
+        if canary::active!("scrub_keeps_what_it_found") || !forget(engine, tail, span, addr) {
+            continue;
+        }
+        engine.scrub.on_damaged(ScrubPart::Log);
+        given_up.push((span, addr, &doubt.cause));
     }
-    engine.scrub.on_damaged(ScrubPart::Log);
-    let (volume, first_sector, sectors) = (tail.name(), span.start, span.sectors());
-    let offset = addr.sector() * SECTOR_BYTES;
+    let Some((span, addr, damage)) = given_up.first() else {
+        return;
+    };
+    let (volume, first_sector, blocks) = (tail.name(), span.start, given_up.len());
+    let offset = addr.byte_offset();
     tracing::warn!(
         volume,
         first_sector,
-        sectors,
         offset,
+        blocks,
         damage,
         "the scrub found damage in the log, of bytes that the store has, too: they are read from there; if this comes again, \
          replace the disk of the cache directory"
     );
+}
+
+/// What of a part lies in the block that begins at a sector of the log: sectors of the volume, and where the log has them.
+fn part_in_block(part: &CleanPart, block: u64) -> (Span, LogAddr) {
+    // The block may begin before the part.
+    let ahead = part.addr.sector().saturating_sub(block);
+    let skipped = block.saturating_sub(part.addr.sector());
+    let span = Span::new(part.span.start + skipped, BLOCK_SECTORS - ahead);
+    (span.intersect(part.span), part.addr.skip(skipped))
 }
 
 /// Takes these sectors out of the clean ones where they still stand at this place; whether any did.

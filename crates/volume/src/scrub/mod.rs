@@ -5,12 +5,13 @@
 //! next place, pinned -> read -> its checksum? -- yes --> on
 //!                                    | no
 //!                                    v
-//!                        read again, and then given up: the store has it
+//!                        read again, and then given up: the store has it ([`doubt`])
 //! ```
 //!
 //! One job of the host goes round, at a pace that brings it to the end in the time that was asked for. It asks the store for
 //! nothing: what it gives up is fetched by whoever needs it. It must never give up what is right, nor what nothing else has.
 
+mod doubt;
 mod log;
 pub(crate) mod state;
 
@@ -19,9 +20,9 @@ use std::sync::Arc;
 use blkmq::io::FileId;
 
 use crate::cache::scrub::{CacheCursor, NextProvable, ProvableChunk};
-use crate::codec::Checksum;
 use crate::engine::Engine;
 use crate::units::SECOND_NS;
+use doubt::{Doubt, settle};
 use log::LogCursor;
 use state::ScrubPart;
 
@@ -29,8 +30,6 @@ use state::ScrubPart;
 const STEP_BYTES: u64 = 256 << 10;
 /// The longest pause: what is new meanwhile is not to wait for the whole of the time that was asked for.
 const PAUSE_NS_MAX: u64 = 60 * SECOND_NS;
-/// Reads of what fails: it may have been damaged on its way into memory.
-const READS_OF_DAMAGED: u32 = 2;
 
 /// How far a pass has come.
 #[derive(Debug)]
@@ -38,6 +37,21 @@ struct Pass {
     place: Place,
     /// It began with the first place.
     is_whole: bool,
+    /// It left something out, because a file could not be read just then.
+    has_left: bool,
+    /// Where the cache file could be read last.
+    readable: Option<u64>,
+}
+
+/// What a step, or a part of one, did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    /// That were read, or as many as its looks count for.
+    bytes: u64,
+    /// There is nothing behind it.
+    is_end: bool,
+    /// Something could not be read, nor what lies elsewhere in its file: nothing is known of it.
+    has_left: bool,
 }
 
 /// The cache is read first, and then the log.
@@ -55,19 +69,28 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         .wait(&engine.port, |ns| pause_ns(0, 0, ns, rate))
         .await;
     // Not from the start: a server that is often restarted would never come to the end.
+    let cursor = engine.cache.cursor_at(engine.next_nonce());
     let mut pass = Pass {
-        place: Place::Cache(engine.cache.cursor_at(engine.next_nonce())),
-        is_whole: false,
+        place: Place::Cache(cursor),
+        is_whole: cursor == CacheCursor::START,
+        has_left: false,
+        readable: None,
     };
     while !engine.is_stopping() {
         let read = step(&engine, &mut pass).await;
         let all = engine.cache.usage().disk_bytes + engine.segments.clean_bytes();
         let pause = |ns| pause_ns(read, all, ns, rate);
         interval.wait(&engine.port, pause).await;
-        while engine.space.is_pressed() {
-            engine.port.sleep(engine.options.retry_ns).await;
+        while engine.space.is_pressed() && !engine.is_stopping() {
+            let retry_ns = engine.options.retry_ns;
+            interval.wait(&engine.port, |_| retry_ns).await;
         }
     }
+}
+
+/// Whether it may go on just now: a step ends where it may not.
+fn is_wanted(engine: &Engine) -> bool {
+    !engine.is_stopping() && engine.scrub_interval.ns() > 0 && !engine.space.is_pressed()
 }
 
 /// How long to pause after so many bytes, to have read all there are once in `interval_ns`, and never to read faster than
@@ -84,77 +107,92 @@ fn pause_ns(read: u64, all: u64, interval_ns: u64, bytes_per_s: u64) -> u64 {
     even.min(PAUSE_NS_MAX).max(scaled(SECOND_NS, bytes_per_s))
 }
 
-/// Proves what comes next, and says how many bytes were read for it.
+/// Proves what comes next, and says for how many bytes to pause.
 async fn step(engine: &Engine, pass: &mut Pass) -> u64 {
-    match &mut pass.place {
-        Place::Cache(cursor) => {
-            let (read, is_end) = step_in_cache(engine, cursor).await;
-            if is_end {
-                pass.place = Place::Log(LogCursor::default());
-            }
+    let done = match &mut pass.place {
+        Place::Cache(cursor) => step_in_cache(engine, cursor, &mut pass.readable).await,
+        Place::Log(cursor) => log::step(engine, cursor).await,
+    };
+    if done.has_left && !std::mem::replace(&mut pass.has_left, true) {
+        tracing::warn!(
+            "the scrub cannot read the local disk just now; what it leaves out it reads the next time round; look whether the disk \
+             of the cache directory is in order"
+        );
+    }
+    if !done.is_end {
+        return done.bytes;
+    }
+    match pass.place {
+        Place::Cache(_) => {
+            pass.place = Place::Log(LogCursor::default());
             // Only a whole pass that finds nothing to read is followed by a long pause.
-            read.max(u64::from(is_end))
+            done.bytes.max(1)
         }
-        Place::Log(cursor) => {
-            let (read, is_end) = log::step(engine, cursor).await;
-            if is_end {
-                pass.place = Place::Cache(CacheCursor::START);
-                if std::mem::replace(&mut pass.is_whole, true) {
-                    engine.scrub.on_pass(engine.jobs.now().unix_ms);
-                }
+        Place::Log(_) => {
+            if pass.is_whole && !pass.has_left {
+                engine.scrub.on_pass(engine.jobs.now().unix_ms);
             }
-            read
+            *pass = Pass {
+                place: Place::Cache(CacheCursor::START),
+                is_whole: true,
+                has_left: false,
+                ..*pass
+            };
+            done.bytes
         }
     }
 }
 
-/// Proves chunks and index blocks up to a step's bytes. Returns how many were read, and whether that was the end.
-async fn step_in_cache(engine: &Engine, cursor: &mut CacheCursor) -> (u64, bool) {
-    let mut read = 0;
-    while read < STEP_BYTES {
+/// Proves chunks and index blocks up to a step's bytes.
+async fn step_in_cache(
+    engine: &Engine,
+    cursor: &mut CacheCursor,
+    readable: &mut Option<u64>,
+) -> Progress {
+    let mut done = Progress::default();
+    while done.bytes < STEP_BYTES && !done.has_left {
         match engine.cache.next_provable(cursor) {
             NextProvable::Chunk(chunk) => {
-                read += chunk.bytes;
-                prove_chunk(engine, chunk).await;
+                done.bytes += chunk.bytes;
+                done.has_left = !prove_chunk(engine, chunk, readable).await;
             }
             NextProvable::Continue => engine.port.pause().await,
-            NextProvable::End => return (read, true),
+            NextProvable::End => {
+                done.is_end = true;
+                break;
+            }
+        }
+        if !is_wanted(engine) {
+            break;
         }
     }
-    (read, false)
+    done
 }
 
-/// Reads bytes of a file and once more if they are not right. Says why they are not what was written there; none: they are.
-async fn read_twice(
-    engine: &Engine,
-    file: FileId,
-    (offset, bytes): (u64, u64),
-    mut is_right: impl FnMut(&[u8]) -> bool,
-) -> Option<String> {
-    let mut damage = None;
-    for _ in 0..READS_OF_DAMAGED {
-        match engine.port.read(file, offset, bytes as usize).await {
-            Ok(content) if is_right(&content) => return None,
-            Ok(_) => damage = Some("its bytes fail their checksum".to_owned()),
-            Err(error) => damage = Some(error.cause),
-        }
-    }
-    damage
-}
-
-async fn prove_chunk(engine: &Engine, chunk: ProvableChunk) {
-    let (offset, bytes, checksum) = (chunk.offset, chunk.bytes, chunk.checksum);
+/// Proves a chunk, or gives it up. False if that could not be told.
+async fn prove_chunk(engine: &Engine, chunk: ProvableChunk, readable: &mut Option<u64>) -> bool {
     let part = match chunk.is_index() {
         true => ScrubPart::Index,
         false => ScrubPart::Chunks,
     };
-    engine.scrub.on_read(part, bytes);
-    let is_right = |content: &[u8]| Checksum::of(content) == checksum;
-    let damage = read_twice(engine, FileId::CACHE, (offset, bytes), is_right).await;
-    let Some(damage) = damage else {
-        return;
+    engine.scrub.on_read(part, chunk.bytes);
+    let mut doubt = Doubt::new(chunk.offset, chunk.bytes, Some(chunk.checksum));
+    let Some(failure) = doubt.read(engine, FileId::CACHE).await else {
+        *readable = Some(chunk.offset);
+        return true;
     };
-    let key = chunk.key;
+    let cache = (FileId::CACHE, *readable);
+    let Ok(mut damaged) = settle(engine, cache, vec![doubt], failure).await else {
+        return false;
+    };
+    if let Some(doubt) = damaged.pop() {
+        give_up(engine, part, chunk, &doubt.cause);
+    }
+    true
+}
+
+fn give_up(engine: &Engine, part: ScrubPart, chunk: ProvableChunk, damage: &str) {
+    let (key, offset, bytes) = (chunk.key, chunk.offset, chunk.bytes);
     let object = match part {
         ScrubPart::Index => engine.names.index_key(key.pack),
         _ => engine.names.pack_key(key.pack),

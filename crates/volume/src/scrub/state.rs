@@ -6,7 +6,7 @@ use crate::sync::Mutex;
 /// What the scrub has done since this process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubReport {
-    /// Passes that came to their end, and began with the first place.
+    /// Passes over all that there are checksums of: they came to their end, began with the first place, and left none out.
     pub passes: u64,
     /// When the last one did, in milliseconds since 1970.
     pub last_pass_unix_ms: Option<u64>,

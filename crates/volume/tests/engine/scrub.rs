@@ -253,10 +253,11 @@ fn write_all(world: &mut World, volume: &Volume, blocks: u64, fill: u8) {
 
 /// Where the log has a block, and nothing else.
 fn place_in_log(volume: &Volume, block: u64) -> Option<u64> {
-    let op = Op::Read {
-        sector: block * APART,
-        sectors: 8,
-    };
+    place_of_sector(volume, block * APART)
+}
+
+fn place_of_sector(volume: &Volume, sector: u64) -> Option<u64> {
+    let op = Op::Read { sector, sectors: 8 };
     let Step::Read(plan) = volume.begin(&op, &waker()) else {
         return None;
     };
@@ -289,11 +290,135 @@ fn damaged_bytes_of_the_log_that_the_store_has_are_found_and_read_from_there() {
 #[test]
 fn a_place_of_the_log_that_cannot_be_read_is_read_from_the_store_once_it_was_scrubbed() {
     let (mut world, volume) = synced(12);
-    let at = place_in_log(&volume, 3).expect("it is in the log");
-    world.env.unreadable.push(at..at + 4096);
+    let places = |volume: &Volume| {
+        let sectors = (0..16).map(|nth| 3 * APART + nth * 8);
+        sectors
+            .map(|sector| place_of_sector(volume, sector))
+            .collect::<Vec<_>>()
+    };
+    let before = places(&volume);
+    let bad = before[4].expect("it is in the log");
+    world.env.unreadable.push(bad..bad + 4096);
     world.pass(ROUNDS_MS);
-    assert!(world.host.scrub().damaged.log > 0);
+    assert_eq!(world.host.scrub().damaged.log, 1);
+    // The blocks beside it are read from the log as before.
+    let after = places(&volume);
+    assert_eq!((&after[..4], &after[5..]), (&before[..4], &before[5..]));
+    assert_ne!(after[4], before[4]);
+    world.env.requests.clear();
     assert_holds(&mut world, &volume, 0..12);
+    assert_eq!(pack_reads(&world), 1, "{:?}", world.env.requests);
+    world.pass(ROUNDS_MS);
+    assert_eq!(world.host.scrub().damaged.log, 1);
+    assert!(world.host.scrub().passes > 1);
+}
+
+/// The disk gives nothing for longer than a scrub tries, and then for a moment, again and again.
+fn fail_for_a_while(world: &mut World, set: fn(&mut Environment, Vec<std::ops::Range<u64>>)) {
+    let all = || -> Vec<_> { std::iter::once(0..u64::MAX).collect() };
+    let nothing = volume::ScrubCounts::default();
+    set(&mut world.env, all());
+    world.pass(ROUNDS_MS);
+    assert_eq!(world.host.scrub().damaged, nothing);
+    let before = world.host.scrub().passes;
+    world.pass(ROUNDS_MS);
+    // What was left out was not read.
+    assert_eq!(world.host.scrub().passes, before);
+    for _ in 0..20 {
+        set(&mut world.env, Vec::new());
+        world.pass(700);
+        set(&mut world.env, all());
+        world.pass(350);
+    }
+    set(&mut world.env, Vec::new());
+    world.pass(2 * ROUNDS_MS);
+    let report = world.host.scrub();
+    assert_eq!(report.damaged, nothing);
+    assert!(report.passes > before, "{report:?}");
+}
+
+fn fail_reads_of_the_log_for_a_while() {
+    let (mut world, volume) = synced(12);
+    world.pass(ROUNDS_MS);
+    fail_for_a_while(&mut world, |env, unreadable| env.unreadable = unreadable);
+    for block in 0..12 {
+        assert!(place_in_log(&volume, block).is_some(), "block {block}");
+    }
+    assert_holds(&mut world, &volume, 0..12);
+}
+
+#[test]
+fn reads_of_the_log_that_fail_for_a_while_give_up_nothing() {
+    fail_reads_of_the_log_for_a_while();
+}
+
+#[test]
+fn reads_of_the_cache_that_fail_for_a_while_give_up_nothing_and_a_place_that_fails_is_given_up() {
+    let (mut world, volume) = stored(12, SECOND_NS);
+    assert_holds(&mut world, &volume, 0..12);
+    world.pass(ROUNDS_MS);
+    fail_for_a_while(&mut world, |env, unreadable| {
+        env.unreadable_cache = unreadable;
+    });
+    let at = place_in_cache(&world, 3) as u64;
+    world.env.unreadable_cache.push(at..at + 4096);
+    world.pass(ROUNDS_MS);
+    assert_eq!(damaged(&world), (1, 0));
+    world.env.requests.clear();
+    assert_holds(&mut world, &volume, 0..12);
+    assert_eq!(pack_reads(&world), 1, "{:?}", world.env.requests);
+}
+
+#[test]
+fn a_block_of_the_log_that_fails_in_one_of_two_reads_is_not_given_up() {
+    let (mut world, volume) = synced(12);
+    let sectors = (0..12 * 16).map(|nth| nth / 16 * APART + nth % 16 * 8);
+    let places: Vec<_> = sectors
+        .map(|sector| place_of_sector(&volume, sector).expect("it is in the log"))
+        .collect();
+    // Every other block of the log.
+    let flip = |world: &mut World, odd: u64| {
+        let log = world.env.files.get_mut(&FileId::LOG).expect("it is there");
+        for at in places.iter().filter(|at| **at / 4096 % 2 == odd) {
+            log[*at as usize + 7] ^= 1;
+        }
+    };
+    world.hold_reads_of = Some(FileId::LOG);
+    world.pass(3000);
+    flip(&mut world, 0);
+    assert!(world.do_held_reads() > 0, "the scrub is at work");
+    flip(&mut world, 0);
+    world.pass(10);
+    flip(&mut world, 1);
+    assert!(world.do_held_reads() > 0, "it reads what failed once more");
+    flip(&mut world, 1);
+    world.hold_reads_of = None;
+    world.pass(ROUNDS_MS);
+    world.do_held_reads();
+    world.pass(ROUNDS_MS);
+    let report = world.host.scrub();
+    assert_eq!(report.damaged, volume::ScrubCounts::default());
+    assert!(report.passes > 0, "{report:?}");
+}
+
+#[test]
+fn what_has_no_checksum_takes_its_part_of_the_time_and_the_first_pass_counts() {
+    let mut world = start(Environment::default(), 0);
+    world.create("demo", 2048 * MIB);
+    let volume = world.open("demo");
+    for block in 0..400 {
+        world.write(&volume, block * APART, block as u8, 4096);
+        if block % 50 == 49 {
+            world.sync(&volume);
+        }
+    }
+    assert!(world.host.set_scrub_interval(100 * SECOND_NS));
+    // It waits a minute before it begins, and has to pause several times then.
+    world.pass(100_000);
+    assert_eq!(world.host.scrub().passes, 0);
+    world.pass(100_000);
+    let report = world.host.scrub();
+    assert_eq!((report.passes, report.read_bytes.log), (1, 0), "{report:?}");
 }
 
 #[test]
@@ -354,7 +479,11 @@ fn what_was_packed_while_the_scrub_was_off_is_not_judged_by_what_stood_there_bef
 #[test]
 #[cfg(feature = "planted")]
 fn each_planted_bug_of_the_scrub_is_seen() {
-    let cases: [(&str, fn()); 4] = [
+    let cases: [(&str, fn()); 5] = [
+        (
+            "scrub_takes_an_outage_for_damage",
+            fail_reads_of_the_log_for_a_while,
+        ),
         (
             "scrub_keeps_what_it_found",
             damaged_bytes_of_the_log_that_the_store_has_are_found_and_read_from_there,

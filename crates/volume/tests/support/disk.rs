@@ -13,7 +13,12 @@ impl World {
             DiskOp::Read { file, offset, len } => {
                 let asked = offset..offset + len as u64;
                 let hits = |bad: &Range<u64>| bad.start < asked.end && asked.start < bad.end;
-                if file == FileId::LOG && self.env.unreadable.iter().any(hits) {
+                let unreadable = match file {
+                    FileId::LOG => &self.env.unreadable[..],
+                    FileId::CACHE => &self.env.unreadable_cache[..],
+                    _ => &[],
+                };
+                if unreadable.iter().any(hits) {
                     return Err(DiskError::new("read: input/output error"));
                 }
                 self.env.bytes_read += len as u64;

@@ -67,6 +67,8 @@ pub(crate) struct Environment {
     pub(crate) bad: Vec<Range<u64>>,
     /// Where the log cannot be read.
     pub(crate) unreadable: Vec<Range<u64>>,
+    /// Where the file of the read cache cannot be read.
+    pub(crate) unreadable_cache: Vec<Range<u64>>,
     /// Hosts compact like this, whatever their options say.
     pub(crate) compact: Option<CompactOptions>,
     /// The next start continues the host that was stopped.

@@ -19,13 +19,13 @@ pub(super) fn write(text: &mut MetricsText<'_>, report: &ScrubReport) -> fmt::Re
     )?;
     text.counters(
         "firn_scrub_passes",
-        "How often the scrub has read all there is.",
+        "How often the scrub has read all that it has checksums of, and left nothing out.",
         [(vec![], report.passes)],
     )?;
     let last = report.last_pass_unix_ms.iter();
     text.gauges(
         "firn_scrub_last_pass_timestamp_seconds",
-        "When the scrub had last read all there is; nothing if it has not since the server started.",
+        "When the scrub had last read all that it has checksums of; nothing if it has not since the server started.",
         last.map(|unix_ms| (vec![], *unix_ms as f64 / 1000.0)),
     )
 }
