@@ -12,6 +12,7 @@ use blkmq::io::Pin;
 use crate::log::segments::Segments;
 use crate::map::index::Index;
 use crate::map::layers::{BaseLayers, FrozenLayer};
+use crate::object::pack::Lineage;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct ForkBase {
     pub(crate) index: Index,
     /// The size of a logical block, in bytes.
     pub(crate) block: u32,
+    /// Of the fork: index blocks of these volumes are its.
+    pub(crate) lineage: Lineage,
 }
 
 /// The same before it is known which segments its layers name: it keeps all that any map names.
@@ -29,6 +32,7 @@ pub(crate) struct UnsortedBase {
     pub(super) pins: BTreeMap<u32, Pin>,
     pub(super) index: Index,
     pub(super) block: u32,
+    pub(super) lineage: Lineage,
 }
 
 impl UnsortedBase {
@@ -45,6 +49,7 @@ impl UnsortedBase {
             layers: Arc::new(BaseLayers::new(self.layers, pins)),
             index: self.index,
             block: self.block,
+            lineage: self.lineage,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::log::segments::Segments;
 use crate::map::layers::BaseLayers;
+use crate::object::pack::Ancestor;
 use crate::request::fork_base::{UnsortedBase, sort_pins};
 use crate::request::tail::Tail;
 use crate::units::Lsn;
@@ -12,6 +13,13 @@ use crate::units::Lsn;
 impl Tail {
     /// What the volume is at a point that was just taken. None if a part of its index cannot be read.
     pub(crate) fn base_at(&self, point: Lsn, segments: &Segments) -> Option<UnsortedBase> {
+        let parent = Ancestor {
+            volume: self.id().volume,
+            last: point,
+        };
+        let above = self.upload.lineage();
+        let lineage = [parent].into_iter().chain(above.iter().copied());
+        let lineage = lineage.collect();
         let mut inner = self.lock();
         let index = inner.index.snapshot()?;
         let count = inner.layers.count_up_to(point);
@@ -20,6 +28,7 @@ impl Tail {
             pins: segments.pin_dirty(),
             index,
             block: inner.geometry.logical_block,
+            lineage,
         })
     }
 

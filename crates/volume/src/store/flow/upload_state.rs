@@ -3,7 +3,7 @@
 //!
 //! Written by the flow of slices, by folds and by openings. It does no I/O.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::driver::Version;
 use crate::error::OpenError;
@@ -62,6 +62,8 @@ pub(crate) struct UploadState {
     pub(in crate::store) turn: RootTurn,
     /// Whose turn it is to write pages anew: a fold's, or a compaction's. It is taken before the turn at the root.
     pub(in crate::store) index_turn: RootTurn,
+    /// Of a fork that was opened before it had a root.
+    first_lineage: OnceLock<Lineage>,
     head: Mutex<Option<KnownRoot>>,
     /// The root that this host wrote or saw last, known also before the volume is open.
     mark: Mutex<RootMark>,
@@ -214,7 +216,14 @@ impl UploadState {
         let head = lock(&self.head);
         head.as_ref()
             .map(|head| head.root.lineage())
+            .or_else(|| self.first_lineage.get().cloned())
             .unwrap_or_default()
+    }
+
+    /// The same of a fork that has no root yet.
+    pub(crate) fn set_first_lineage(&self, lineage: Lineage) {
+        // It has one beginning.
+        drop(self.first_lineage.set(lineage));
     }
 
     pub(crate) fn set_head(&self, head: KnownRoot) {

@@ -119,6 +119,7 @@ async fn open_anew(
         inner.index = base.index.clone();
         inner.layers.base = Some(Arc::clone(&base.layers));
     }
+    tail.upload.set_first_lineage(base.lineage.clone());
     let tail = Arc::new(tail);
     engine.add_tail(Arc::clone(&tail));
     let served = serve_unchecked(engine, Arc::clone(&tail)).await;
