@@ -72,6 +72,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "fork_base_pins_nothing",
     "kept_fork_has_no_name",
     "unheld_root_is_forgotten",
+    "held_segments_count_as_spare",
+    "fork_without_a_root_has_no_ancestors",
     "namesake_is_opened_as_the_fork",
     "volume_is_deleted_before_its_forks_are_stored",
     "fork_is_lost_with_any_end_of_its_parent",

@@ -152,7 +152,7 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let tails = engine.tails();
     let mut extents = 0;
     let mut unframed = false;
-    let mut moving = counts.ready < counts.ready_target() || counts.dying > 0;
+    let mut moving = counts.ready < counts.ready_target() || counts.dying + counts.held > 0;
     let (mut live, mut is_due, mut uncut) = (0, false, Vec::new());
     for tail in &tails {
         let look = TailView::at(tail);
@@ -195,7 +195,7 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     } else if seal {
         engine.committer().append_proof_frame(engine);
     }
-    if counts.ready < counts.ready_target() || counts.dying > 0 {
+    if counts.ready < counts.ready_target() || counts.dying + counts.held > 0 {
         engine.request_reclaim();
     }
     if !moving {

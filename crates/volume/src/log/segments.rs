@@ -314,6 +314,7 @@ impl Segments {
                 State::Ready => counts.ready += 1,
                 State::Preparing => counts.preparing += 1,
                 State::Fresh | State::Free => counts.free += 1,
+                State::Dying { .. } if is_held(cell) => counts.held += 1,
                 State::Dying { .. } => counts.dying += 1,
                 State::Suspect { .. } => counts.suspect += 1,
                 State::Sealed if cell.dirty.load(Ordering::Acquire) == 0 => counts.idle += 1,
@@ -482,12 +483,20 @@ pub(crate) struct SegmentCounts {
     pub(crate) preparing: usize,
     pub(crate) free: usize,
     pub(crate) dying: usize,
+    /// The same, and pinned: by reads for a moment, or by what a fork without a root reads of its parent for long. No round
+    /// frees them.
+    pub(crate) held: usize,
     /// Empty, and their headers could not be written.
     pub(crate) suspect: usize,
     /// Sealed, and everything in it is in the store or superseded.
     pub(crate) idle: usize,
     /// Ready segments that the largest waiting write needs, none if none waits.
     pub(crate) wanted: usize,
+}
+
+/// Whether a plan or a fork's base pins it.
+fn is_held(cell: &Cell) -> bool {
+    cell.pins.count() > 0 && !canary::active!("held_segments_count_as_spare")
 }
 
 impl SegmentCounts {

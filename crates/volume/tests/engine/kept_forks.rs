@@ -225,6 +225,71 @@ fn a_fork_whose_name_another_host_took_is_read_beside_a_busy_parent_until_it_has
     a_fork_without_a_place_is_read_beside_a_busy_parent();
 }
 
+/// The parent's index is in pages that this process has not read, and the fork has no root for long.
+fn index_blocks_of_the_parent_are_read() {
+    let (mut world, parent) = with_volume();
+    world.write(&parent, 0, BASE, 8 * 4096);
+    fold(&mut world, &parent, 640);
+    fold(&mut world, &parent, 640);
+    let mut world = World::start(world.kill());
+    let parent = world.open("demo");
+    let mut other = elsewhere(&world);
+    world.env.outage = true;
+    world.write(&parent, 64, LATE, 8 * 4096);
+    let fork = take(&mut world, "demo", "branch");
+    other.create("branch", 64 << 20);
+    let foreign = other.env.objects[&root_key("branch")].clone();
+    world.env.versions = other.env.versions + 1;
+    world.env.objects.insert(root_key("branch"), foreign);
+    world.env.outage = false;
+    world.pass(10_000);
+    assert!(fork.is_unchecked());
+    assert_eq!(world.read_fill(&fork, 0, 8 * 4096), BASE);
+    assert_eq!(world.read_fill(&fork, 640, 4096), 105);
+    assert_eq!(world.read_fill(&fork, 64, 8 * 4096), LATE);
+}
+
+#[test]
+fn a_fork_without_a_root_reads_what_its_parent_has_folded() {
+    index_blocks_of_the_parent_are_read();
+}
+
+/// The store has everything of both, and the log keeps what the fork reads.
+fn what_a_fork_holds_is_not_free() {
+    let (mut world, parent) = with_volume();
+    world.write(&parent, 0, BASE, 4096);
+    world.sync(&parent);
+    world.env.outage = true;
+    for at in 0..4 {
+        world.write(&parent, at * 2048, LATE, 1 << 18);
+    }
+    let _fork = take(&mut world, "demo", "branch");
+    let mut other = World::start(Environment::default());
+    other.create("branch", 64 << 20);
+    let foreign = other.env.objects[&root_key("branch")].clone();
+    world.env.objects.insert(root_key("branch"), foreign);
+    world.env.outage = false;
+    for at in 0..4 {
+        world.write(&parent, at * 2048, 9, 1 << 18);
+    }
+    world.sync(&parent);
+    for at in 0..64 {
+        world.write(&parent, at % 8 * 2048, 10, 1 << 18);
+        world.sync(&parent);
+    }
+    world.pass(30_000);
+    let held = world.host.usage().pressure_permille;
+    world.env.objects.remove(&root_key("branch"));
+    world.pass(120_000);
+    let after = world.host.usage().pressure_permille;
+    assert!(held > after, "{held} is not above {after}");
+}
+
+#[test]
+fn log_that_a_fork_holds_is_not_told_as_free() {
+    what_a_fork_holds_is_not_free();
+}
+
 fn a_kept_name_is_taken() {
     let (mut world, _) = with_volume();
     world.env.outage = true;
@@ -555,6 +620,14 @@ fn planted_bugs_are_seen() {
             a_fork_without_a_place_is_read_beside_a_busy_parent,
         ),
         ("kept_fork_has_no_name", a_kept_name_is_taken),
+        (
+            "held_segments_count_as_spare",
+            what_a_fork_holds_is_not_free,
+        ),
+        (
+            "fork_without_a_root_has_no_ancestors",
+            index_blocks_of_the_parent_are_read,
+        ),
         (
             "unheld_root_is_forgotten",
             a_root_on_its_way_decides_who_holds_the_fork,

@@ -222,8 +222,10 @@ impl UploadState {
 
     /// The same of a fork that has no root yet.
     pub(crate) fn set_first_lineage(&self, lineage: Lineage) {
-        // It has one beginning.
-        drop(self.first_lineage.set(lineage));
+        if !canary::active!("fork_without_a_root_has_no_ancestors") {
+            // It has one beginning.
+            drop(self.first_lineage.set(lineage));
+        }
     }
 
     pub(crate) fn set_head(&self, head: KnownRoot) {
