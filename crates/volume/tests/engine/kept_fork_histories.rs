@@ -10,7 +10,7 @@ use blkmq::io::Op;
 use volume::{CompactOptions, Durability, Volume};
 
 use crate::support::hosts::elsewhere;
-use crate::support::points::{gc, snapshot};
+use crate::support::points::{gc, read_blocks, snapshot};
 use crate::support::{Environment, Fault, World, compacting};
 
 const BLOCKS: usize = 96;
@@ -350,14 +350,7 @@ impl History {
 }
 
 fn read_all(world: &mut World, volume: &Volume) -> Content {
-    let data = world.read(volume, 0, BLOCKS * 4096);
-    let blocks = data.chunks(4096);
-    blocks
-        .map(|block| {
-            assert!(block.iter().all(|byte| *byte == block[0]), "a torn block");
-            block[0]
-        })
-        .collect()
+    read_blocks(world, volume, BLOCKS)
 }
 
 fn run(seed: u64) {

@@ -11,7 +11,7 @@ use blkmq::io::Op;
 use volume::{CompactOptions, Durability, Volume};
 
 use crate::support::hosts::{close, delete, elsewhere};
-use crate::support::points::{delete_snapshot, done, fork, gc, snapshot_names};
+use crate::support::points::{delete_snapshot, done, fork, gc, read_blocks, snapshot_names};
 use crate::support::{Environment, Fault, World, compacting};
 
 const BLOCKS: usize = 128;
@@ -339,14 +339,7 @@ impl History {
 }
 
 fn read_all(world: &mut World, volume: &Volume) -> Content {
-    let data = world.read(volume, 0, BLOCKS * 4096);
-    let blocks = data.chunks(4096);
-    blocks
-        .map(|block| {
-            assert!(block.iter().all(|byte| *byte == block[0]), "a torn block");
-            block[0]
-        })
-        .collect()
+    read_blocks(world, volume, BLOCKS)
 }
 
 fn read_snapshot(world: &mut World, name: &str) -> Content {

@@ -9,23 +9,21 @@ use volume::object::root_key;
 use volume::{Durability, ListPlace, OpenError, SnapshotInfo, Volume};
 
 use crate::support::hosts::{close, elsewhere, hand_over, other_host, root_of, try_write};
-use crate::support::points::{delete_snapshot, done, fold, fork, snapshot_infos, snapshot_names};
-use crate::support::{Environment, Fault, World, with_volume};
+use crate::support::points::{
+    delete_snapshot, done, fold, fork, has_root, snapshot_infos, snapshot_names,
+};
+use crate::support::{Fault, World, with_volume};
 
 /// Takes a snapshot without waiting for the store.
-fn take(world: &mut World, name: &str) -> Result<SnapshotInfo, OpenError> {
+pub(crate) fn take(world: &mut World, name: &str) -> Result<SnapshotInfo, OpenError> {
     let answer = world
         .host
         .create_snapshot(name, Vec::new(), Durability::Log);
     world.wait(|_| answer.try_take())
 }
 
-fn has_root(env: &Environment, name: &str) -> bool {
-    env.objects.contains_key(&root_key(name))
-}
-
 /// A volume of which the store has something, whose host knows which names are free.
-fn with_known_names() -> (World, Volume) {
+pub(crate) fn with_known_names() -> (World, Volume) {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
@@ -547,75 +545,6 @@ fn an_outage_leaves_room_for_few_and_says_so() {
     }
 }
 
-/// A snapshot that only the log has, of a volume that nobody has opened since the power failed.
-fn with_one_in_the_log_alone() -> World {
-    let (mut world, volume) = with_known_names();
-    world.env.outage = true;
-    take(&mut world, "demo@one").expect("no store is needed");
-    drop(volume);
-    let mut env = world.kill();
-    (env.outage, env.boot) = (false, env.boot + 1);
-    World::start(env)
-}
-
-fn set_back(world: &mut World) -> Result<(), OpenError> {
-    let answer = world.host.restore_volume("demo@first", "demo@kept");
-    world.wait(|_| answer.try_take()).map(drop)
-}
-
-fn move_to_trash(world: &mut World) -> Result<(), OpenError> {
-    let answer = world.host.trash_volume("demo", 3_600_000);
-    world.wait(|_| answer.try_take())
-}
-
-fn rename(world: &mut World) -> Result<(), OpenError> {
-    let answer = world.host.rename_volume("demo", "another");
-    world.wait(|_| answer.try_take()).map(drop)
-}
-
-/// The store has all writes of the volume, so the snapshot alone is what would be lost.
-fn closed_volumes_keep_what_the_log_has() {
-    for step in [set_back, move_to_trash, rename] {
-        let mut world = with_one_in_the_log_alone();
-        let refused = step(&mut world).expect_err("the store lacks a snapshot");
-        let refused = refused.to_string();
-        assert!(refused.contains("snapshots on this host"), "{refused}");
-        assert!(refused.contains("attach and detach it first"), "{refused}");
-        assert_eq!(
-            snapshot_names(&mut world, "demo"),
-            ["demo@first", "demo@one"]
-        );
-        let volume = world.open("demo");
-        close(&mut world, &volume);
-        assert!(has_root(&world.env, "demo@one"));
-        step(&mut world).expect("the store has everything");
-    }
-}
-
-#[test]
-fn a_volume_whose_snapshot_only_the_log_has_is_not_set_back_deleted_or_renamed() {
-    closed_volumes_keep_what_the_log_has();
-}
-
-#[test]
-fn what_is_kept_of_a_volume_that_is_set_back_takes_no_name_that_the_log_has_given() {
-    let (mut world, volume) = with_known_names();
-    close(&mut world, &volume);
-    world.create("other", 64 << 20);
-    let other = world.open("other");
-    world.write(&other, 0, 2, 4096);
-    world.env.failing_puts = usize::MAX;
-    let taken = take(&mut world, "other@one").expect("taken");
-    let answer = world.host.restore_volume("demo@first", "other@one");
-    let refused = world.wait(|_| answer.try_take()).expect_err("it is taken");
-    assert_eq!(refused, OpenError::Exists("other@one".into()));
-    world.env.failing_puts = 0;
-    world.pass(60_000);
-    let listed = snapshot_infos(&mut world, "other");
-    let names: Vec<_> = listed.iter().map(|info| (&*info.name, info.id)).collect();
-    assert_eq!(names, [("other@one", taken.id)]);
-}
-
 #[test]
 #[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
 fn planted_bugs_are_seen() {
@@ -632,10 +561,6 @@ fn planted_bugs_are_seen() {
         (
             "snapshot_is_acknowledged_before_its_frame",
             power_fails_at_the_moment_of_the_answer,
-        ),
-        (
-            "closed_volume_leaves_snapshots_in_the_log",
-            closed_volumes_keep_what_the_log_has,
         ),
     ]);
 }

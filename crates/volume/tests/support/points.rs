@@ -1,6 +1,7 @@
 //! Points in time: snapshots of a volume, forks, and the folds, passes of the collector and second hosts that put them
 //! to the test.
 
+use volume::object::root_key;
 use volume::{Answer, Durability, Findings, ListPlace, OpenError, SnapshotInfo, Volume};
 
 use super::{Environment, World};
@@ -46,6 +47,11 @@ pub(crate) fn whole_list() -> ListPlace {
     }
 }
 
+/// Whether the store has a root of this name.
+pub(crate) fn has_root(env: &Environment, name: &str) -> bool {
+    env.objects.contains_key(&root_key(name))
+}
+
 /// Makes a fork, and leaves it closed.
 pub(crate) fn make_fork(world: &mut World, parent: &str, name: &str) -> Result<(), OpenError> {
     let answer = world.host.fork_volume(parent, name, Durability::Store);
@@ -88,4 +94,16 @@ pub(crate) fn gc(world: &mut World) -> Findings {
 pub(crate) fn packs(env: &Environment) -> usize {
     let keys = env.objects.keys();
     keys.filter(|key| key.starts_with("packs/")).count()
+}
+
+/// What each of the first blocks of a volume is filled with.
+pub(crate) fn read_blocks(world: &mut World, volume: &Volume, blocks: usize) -> Vec<u8> {
+    let data = world.read(volume, 0, blocks * 4096);
+    let blocks = data.chunks(4096);
+    blocks
+        .map(|block| {
+            assert!(block.iter().all(|byte| *byte == block[0]), "a torn block");
+            block[0]
+        })
+        .collect()
 }

@@ -1,0 +1,197 @@
+//! The way of a fork that the log keeps to its root (S6): lost answers, volumes of its name, parents that are deleted or
+//! another host's, and stores that were set back.
+//!
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
+
+use volume::object::root_key;
+use volume::{OpenError, OpenMode};
+
+use crate::kept_forks::{BASE, FAULTS, LATE, forked_in_an_outage, take, try_take, verify_fork};
+use crate::support::hosts::{close, delete, elsewhere};
+use crate::support::points::{fold, has_root};
+use crate::support::{World, with_volume};
+
+/// A request on the fork's way to the store loses its answer, or takes effect in an outage that begins, and then the fork is opened.
+fn a_root_on_its_way_decides_who_holds_the_fork() {
+    for fault in FAULTS {
+        for after in 0..16 {
+            let (mut world, parent) = with_volume();
+            world.write(&parent, 0, BASE, 8 * 4096);
+            world.sync(&parent);
+            world.env.fault_after = Some((after, fault));
+            let taken = try_take(&mut world, "demo", "branch");
+            world.pass(300);
+            let answer = world.host.open_volume("branch", OpenMode::default());
+            world.pass(20_000);
+            let opened = answer.try_take().and_then(Result::ok);
+            if let Some(fork) = &opened {
+                world.write(fork, 0, 7, 4096);
+                world.flush(fork);
+            }
+            (world.env.outage, world.env.fault_after) = (false, None);
+            world.pass(60_000);
+            if taken.is_err() && !has_root(&world.env, "branch") {
+                continue;
+            }
+            let late = answer.try_take().and_then(Result::ok);
+            let is_written = opened.is_some();
+            let fork = match opened.or(late) {
+                Some(fork) => fork,
+                None => world.open("branch"),
+            };
+            assert_eq!(fork.check_serving(), Ok(()), "{fault:?} {after}");
+            let first = if is_written { 7 } else { BASE };
+            assert_eq!(world.read_fill(&fork, 0, 4096), first, "{fault:?} {after}");
+            world.sync(&fork);
+            let mut other = elsewhere(&world);
+            let fork = other.try_open("branch", true).expect("taken over");
+            assert_eq!(other.read_fill(&fork, 0, 4096), first);
+        }
+    }
+}
+
+#[test]
+fn a_fork_whose_root_may_be_on_its_way_is_opened_when_it_has_it() {
+    a_root_on_its_way_decides_who_holds_the_fork();
+}
+
+/// Another host makes a volume of the fork's name, and has opened and closed it some times before this one starts again.
+fn a_start_beside_a_namesake_serves_the_fork() {
+    let (world, _, _) = forked_in_an_outage();
+    let mut other = elsewhere(&world);
+    other.create("branch", 64 << 20);
+    for fill in 20..24 {
+        let volume = other.open("branch");
+        other.write(&volume, 0, fill, 16 * 4096);
+        close(&mut other, &volume);
+    }
+    let mut env = world.kill();
+    env.outage = false;
+    env.versions = other.env.versions + 1;
+    let foreign = other.env.objects[&root_key("branch")].clone();
+    env.objects.extend(other.env.objects.clone());
+    let mut world = World::start(env);
+    let _parent = world.open("demo");
+    let fork = world.open("branch");
+    assert!(fork.is_unchecked());
+    assert_eq!(world.read_fill(&fork, 8 * 12, 4096), 6);
+    world.pass(30_000);
+    let said = world.host.sync(&fork);
+    let said = world
+        .wait(|_| said.try_take())
+        .expect_err("it has no place");
+    assert!(said.to_string().contains("another host has made"), "{said}");
+    assert_eq!(world.env.objects[&root_key("branch")].0, foreign.0);
+    world.env.objects.remove(&root_key("branch"));
+    world.pass(120_000);
+    assert!(!fork.is_unchecked());
+    verify_fork(&mut world, &fork);
+}
+
+#[test]
+fn a_start_beside_a_volume_of_the_forks_name_serves_the_fork_and_not_that_volume() {
+    a_start_beside_a_namesake_serves_the_fork();
+}
+
+fn a_parent_is_deleted_after_its_forks() {
+    let (world, _, _) = forked_in_an_outage();
+    let mut env = world.kill();
+    env.outage = false;
+    let mut world = World::start(env);
+    let answer = world.host.delete_volume("demo");
+    let deleted = world.wait(|_| answer.try_take());
+    assert!(matches!(deleted, Err(OpenError::Invalid(_))), "{deleted:?}");
+    let parent = world.open("demo");
+    world.pass(60_000);
+    let fork = world.open("branch");
+    world.pass(30_000);
+    close(&mut world, &parent);
+    delete(&mut world, "demo");
+    verify_fork(&mut world, &fork);
+}
+
+#[test]
+fn a_volume_whose_forks_only_the_log_has_is_not_deleted() {
+    a_parent_is_deleted_after_its_forks();
+}
+
+#[test]
+fn a_fork_whose_parent_another_host_has_after_a_restart_is_not_served_for_long() {
+    let (world, _, _) = forked_in_an_outage();
+    let mut other = elsewhere(&world);
+    let taken = other.try_open("demo", true).expect("taken over");
+    other.write(&taken, 0, 77, 4096);
+    other.sync(&taken);
+    let mut env = world.kill();
+    env.outage = false;
+    env.versions = other.env.versions + 1;
+    env.objects = other.env.objects.clone();
+    let mut world = World::start(env);
+    assert!(world.try_open("demo", false).is_err());
+    if let Ok(fork) = world.try_open("branch", false) {
+        world.pass(120_000);
+        assert!(fork.check_serving().is_err());
+    }
+    assert!(!has_root(&world.env, "branch"));
+}
+
+/// The store answers with an older copy of itself, and is put right.
+fn a_store_that_was_set_back_costs_a_fork_nothing() {
+    let (mut world, parent) = with_volume();
+    world.write(&parent, 0, BASE, 8 * 4096);
+    world.sync(&parent);
+    fold(&mut world, &parent, 640);
+    let older = world.env.objects.clone();
+    fold(&mut world, &parent, 640);
+    world.write(&parent, 0, BASE, 8 * 4096);
+    world.sync(&parent);
+    world.env.outage = true;
+    world.write(&parent, 64, LATE, 8 * 4096);
+    let fork = take(&mut world, "demo", "branch");
+    world.write(&fork, 4 * 8, 5, 4096);
+    world.write(&fork, 12 * 8, 6, 4096);
+    let mut world = World::start(world.kill());
+    for name in ["demo", "branch"] {
+        let answer = world.host.open_unchecked(name, OpenMode::default());
+        world.wait(|_| answer.try_take()).expect("its log goes on");
+    }
+    let right = std::mem::replace(&mut world.env.objects, older);
+    world.env.outage = false;
+    world.pass(60_000);
+    let mut env = world.kill();
+    env.objects = right;
+    let mut world = World::start(env);
+    let _parent = world.open("demo");
+    world.pass(60_000);
+    let fork = world.open("branch");
+    world.pass(30_000);
+    verify_fork(&mut world, &fork);
+}
+
+#[test]
+fn what_was_written_to_a_fork_is_there_when_a_store_that_was_set_back_is_put_right() {
+    a_store_that_was_set_back_costs_a_fork_nothing();
+}
+
+#[test]
+#[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
+fn planted_bugs_are_seen() {
+    canary::each_is_seen(&[
+        (
+            "unheld_root_is_forgotten",
+            a_root_on_its_way_decides_who_holds_the_fork,
+        ),
+        (
+            "namesake_is_opened_as_the_fork",
+            a_start_beside_a_namesake_serves_the_fork,
+        ),
+        (
+            "volume_is_deleted_before_its_forks_are_stored",
+            a_parent_is_deleted_after_its_forks,
+        ),
+        (
+            "fork_is_lost_with_any_end_of_its_parent",
+            a_store_that_was_set_back_costs_a_fork_nothing,
+        ),
+    ]);
+}
