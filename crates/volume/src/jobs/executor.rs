@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
 
 use super::reply::{Reply, ReplyCell};
@@ -27,6 +27,8 @@ struct TaskCell {
     /// `None` while it is being polled.
     task: Option<Task>,
     queued: bool,
+    /// The same for all polls, so that a signal keeps it once however often it is waited for.
+    waker: Option<Waker>,
 }
 
 #[derive(Default)]
@@ -89,6 +91,7 @@ impl Jobs {
             TaskCell {
                 task: Some(Box::pin(task)),
                 queued: true,
+                waker: None,
             },
         );
         inner.ready.push_back(id);
@@ -105,8 +108,8 @@ impl Jobs {
                 let Ok(_running) = self.running.try_lock() else {
                     return false;
                 };
-                while let Some((id, task)) = self.next_ready() {
-                    self.poll(id, task);
+                while let Some((id, task, waker)) = self.next_ready() {
+                    self.poll(id, task, &waker);
                     if !has_time() {
                         // What paused has let others go first.
                         self.wake_pausing();
@@ -131,27 +134,30 @@ impl Jobs {
         any
     }
 
-    fn next_ready(&self) -> Option<(u64, Task)> {
+    fn next_ready(self: &Arc<Self>) -> Option<(u64, Task, Waker)> {
         let mut inner = lock(&self.inner);
         while let Some(id) = inner.ready.pop_front() {
             if let Some(cell) = inner.tasks.get_mut(&id) {
                 cell.queued = false;
                 if let Some(task) = cell.task.take() {
-                    return Some((id, task));
+                    let waker = cell.waker.get_or_insert_with(|| self.waker(id));
+                    return Some((id, task, waker.clone()));
                 }
             }
         }
         None
     }
 
-    fn poll(self: &Arc<Self>, id: u64, mut task: Task) {
-        let waker = Waker::from(Arc::new(TaskWaker {
-            jobs: Arc::clone(self),
-            id,
-        }));
+    fn waker(self: &Arc<Self>, id: u64) -> Waker {
+        // Tasks belong to the jobs, and keep their wakers.
+        let jobs = Arc::downgrade(self);
+        Waker::from(Arc::new(TaskWaker { jobs, id }))
+    }
+
+    fn poll(&self, id: u64, mut task: Task, waker: &Waker) {
         let done = task
             .as_mut()
-            .poll(&mut Context::from_waker(&waker))
+            .poll(&mut Context::from_waker(waker))
             .is_ready();
         let mut inner = lock(&self.inner);
         if done {
@@ -254,12 +260,14 @@ impl Jobs {
 }
 
 struct TaskWaker {
-    jobs: Arc<Jobs>,
+    jobs: Weak<Jobs>,
     id: u64,
 }
 
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
-        self.jobs.wake(self.id);
+        if let Some(jobs) = self.jobs.upgrade() {
+            jobs.wake(self.id);
+        }
     }
 }

@@ -1,30 +1,28 @@
-//! How often a job of the host works, and its wait for the next turn.
+//! How often a job of the host works, and its wait for the next turn; more jobs than one may keep to one interval.
 //!
-//! Owns the interval, which may change while the host runs; a change wakes the job, which begins its wait anew. Must
+//! Owns the interval, which may change while the host runs; a change wakes the jobs, which begin their waits anew. Must
 //! never cut a turn short: what a job has begun ends as if nothing had changed.
 
 use std::future::Future;
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
-use super::Port;
-use crate::lock::lock;
-use crate::sync::Mutex;
+use super::{Port, Signal};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Time between two turns of a job; zero: it makes none.
 #[derive(Debug)]
 pub(crate) struct Interval {
     ns: AtomicU64,
-    /// Of the one job that waits. It is left behind when a wait ends by its time, and replaced by the next.
-    waiter: Mutex<Option<Waker>>,
+    /// Jobs that wait. One is left behind when a wait ends by its time, and is the same at the next.
+    waiters: Signal,
 }
 
 impl Interval {
     pub(crate) fn new(ns: u64) -> Interval {
         Interval {
             ns: AtomicU64::new(ns),
-            waiter: Mutex::new(None),
+            waiters: Signal::default(),
         }
     }
 
@@ -34,14 +32,11 @@ impl Interval {
 
     pub(crate) fn set_ns(&self, ns: u64) {
         self.ns.store(ns, Ordering::Relaxed);
-        let waiter = lock(&self.waiter).take();
-        if let Some(waiter) = waiter {
-            waiter.wake();
-        }
+        self.waiters.wake_all();
     }
 
     /// Waits for what `pause_ns` makes of the interval, as long as it is not zero. After a change that wait begins anew,
-    /// and not before: whoever asks for a shorter interval need not see the longer one out. One job waits at a time.
+    /// and not before: whoever asks for a shorter interval need not see the longer one out.
     pub(crate) async fn wait(&self, port: &Port, pause_ns: impl Fn(u64) -> u64) {
         loop {
             let ns = std::future::poll_fn(|cx| self.poll_for(cx, |ns| ns > 0)).await;
@@ -61,7 +56,7 @@ impl Interval {
     /// The interval, once it is as wanted.
     fn poll_for(&self, cx: &Context<'_>, is_wanted: impl Fn(u64) -> bool) -> Poll<u64> {
         // Looked at after the waker is there, so a change in between is not missed.
-        *lock(&self.waiter) = Some(cx.waker().clone());
+        self.waiters.wait(cx.waker());
         let ns = self.ns();
         match is_wanted(ns) {
             true => Poll::Ready(ns),
