@@ -57,6 +57,9 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "listed_cache_goes_on_changing",
+    "client_serves_under_a_maintenance_claim",
+    "maintenance_does_not_yield",
+    "maintained_volume_is_in_the_log",
     "scrub_keeps_what_it_found",
     "scrub_pins_nothing",
     "scrub_takes_an_outage_for_damage",

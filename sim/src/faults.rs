@@ -108,6 +108,8 @@ faults! {
     GarbageRemoved => "garbage removed",
     /// A compaction moved something: what a reader finds is elsewhere from then on.
     Compacted => "compaction step",
+    /// A host opened a volume that nobody had open, to compact it.
+    Maintained => "maintenance of a closed volume",
     /// A scrub has come round.
     Scrubbed => "pass of the scrub",
     /// A volume was served before the store had said whose it is.

@@ -114,6 +114,7 @@ pub struct Node {
     open: BTreeMap<usize, Arc<Volume>>,
     points: points::PointCalls,
     compaction_steps: u64,
+    maintained: u64,
     scrub_passes: u64,
 }
 
@@ -152,6 +153,8 @@ fn options(limits: &Limits, take_over: bool) -> Options {
             live_percent: limits.compact_percent,
             pass_bytes: 1 << 30,
             runs_max: limits.compact_runs,
+            closed_looks: limits.compact_closed,
+            closed_deltas: 0,
         },
         scrub: ScrubOptions {
             interval_ns: limits.scrub_ns,
@@ -211,6 +214,7 @@ impl Node {
             open: BTreeMap::new(),
             points: points::PointCalls::default(),
             compaction_steps: 0,
+            maintained: 0,
             scrub_passes: 0,
         }
     }
@@ -467,6 +471,12 @@ impl Node {
     pub fn take_compaction_steps(&mut self) -> u64 {
         let steps = self.host.compaction().steps;
         steps - std::mem::replace(&mut self.compaction_steps, steps)
+    }
+
+    /// Closed volumes that were opened to be compacted since the last call.
+    pub fn take_maintained(&mut self) -> u64 {
+        let maintained = self.host.compaction().maintained;
+        maintained - std::mem::replace(&mut self.maintained, maintained)
     }
 
     /// Passes of the scrub since the last call, and all that it ever found.

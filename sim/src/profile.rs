@@ -37,6 +37,8 @@ pub struct Limits {
     pub compact_percent: u64,
     /// Requests of a reader in sequence above which a range is written anew.
     pub compact_runs: usize,
+    /// Looks at open volumes for one walk over closed ones; zero: these are not compacted.
+    pub compact_closed: u64,
     /// Time in which the local disk is scrubbed once; zero: it is not.
     pub scrub_ns: u64,
     /// Recovery-point timer.
@@ -179,6 +181,7 @@ fn limits(rng: &mut Rng, sectors: u64) -> Limits {
         compact_ns: 0,
         compact_percent: 50,
         compact_runs: 2,
+        compact_closed: 0,
         scrub_ns: 0,
         rpo_ns: *rng.pick(&[20 * MS, 200 * MS, 5000 * MS]),
         frame_interval_ns: *rng.pick(&[MS, 10 * MS, 1000 * MS]),
@@ -327,6 +330,7 @@ impl Profile {
             // It never comes to an end, and a world has to.
             limits.compact_ns = 4000 * MS;
         }
+        limits.compact_closed = *rng.pick(&[0, 1, 2]);
     }
 
     /// Most worlds scrub, and far more often than is of use; but a world has to come to an end.

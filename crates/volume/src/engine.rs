@@ -16,6 +16,7 @@ use crate::hostlog::root_updates::VersionedRoot;
 use crate::jobs::{Interval, Jobs, Port, Signal};
 use crate::lock::lock;
 use crate::log::committer::Committer;
+use crate::log::frame::Record;
 use crate::log::layout::{Layout, Superblock};
 use crate::log::ring::{Ring, RingId, Rings, TailId, region_words};
 use crate::log::segments::Segments;
@@ -372,6 +373,13 @@ impl Engine {
 
     pub(crate) fn add_tail(&self, tail: Arc<Tail>) {
         lock(&self.tails).insert(tail.id(), tail);
+    }
+
+    /// Has the log record what it should know of the tail; nothing of one that is maintained.
+    pub(crate) fn record_tail(self: &Arc<Engine>, tail: &Tail) {
+        if !tail.is_for_maintenance() {
+            self.committer().record(self, Record::Tail(tail.record()));
+        }
     }
 
     pub(crate) fn remove_tail(&self, id: TailId) {

@@ -25,6 +25,7 @@ use crate::jobs::maintenance::{self, Maintenance};
 use crate::jobs::{Answer, Jobs};
 use crate::log::ring::{RingId, Rings, TailId};
 use crate::log::segments::SegmentCounts;
+use crate::object::SNAPSHOT_SIGN;
 use crate::options::Options;
 use crate::recover::continuation::{Continuation, JournalMark};
 use crate::recover::report::RecoveryReport;
@@ -204,7 +205,9 @@ impl Host {
     /// Opens a volume: takes its epoch, loads its index, recovers its local tail.
     pub fn open_volume(&self, name: &str, mode: OpenMode) -> Answer<Result<Volume, OpenError>> {
         let name = name.to_owned();
-        self.control(move |engine| async move { open::open(&engine, &name, mode).await })
+        self.control_volume(&name.clone(), move |engine| async move {
+            open::open(&engine, &name, mode).await
+        })
     }
 
     /// Serves a volume that this start continued before the store has answered; its root is read as soon as that is
@@ -496,6 +499,29 @@ impl Host {
     {
         self.control_log(move |engine| async move {
             engine.session_gate.passed().await?;
+            run(engine).await
+        })
+    }
+
+    /// The same for an operation on a volume, or on a snapshot of it: this host does not maintain it any more.
+    fn control_volume<T: Send + 'static, F>(
+        &self,
+        name: &str,
+        run: impl FnOnce(Arc<Engine>) -> F + Send + 'static,
+    ) -> Answer<Result<T, OpenError>>
+    where
+        F: Future<Output = Result<T, OpenError>> + Send,
+    {
+        let volume = name
+            .split_once(SNAPSHOT_SIGN)
+            .map_or(name, |(volume, _)| volume);
+        let volume = volume.to_owned();
+        self.control(move |engine| async move {
+            engine
+                .compaction
+                .maintained
+                .wait_let_go(&engine.port, &volume)
+                .await?;
             run(engine).await
         })
     }

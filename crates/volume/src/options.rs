@@ -58,7 +58,7 @@ pub struct Options {
     pub take_over: bool,
 }
 
-/// How a host compacts what the volumes that it has open hold in the store.
+/// How a host compacts what volumes hold in the store: those that it has open, and those that nobody has.
 #[derive(Clone, Debug)]
 pub struct CompactOptions {
     /// Time between two looks at a volume, until [`crate::Host::set_compact_interval`] says otherwise; zero switches
@@ -75,6 +75,11 @@ pub struct CompactOptions {
     pub pass_bytes: u64,
     /// Requests that a reader of 128 KiB may need before the range is written anew.
     pub runs_max: usize,
+    /// Looks at open volumes for one walk over those that nobody has open; zero: they are left alone. A walk reads the root
+    /// of each volume in the store.
+    pub closed_looks: u64,
+    /// A closed volume with more deltas than these is folded: what they hide is garbage only then.
+    pub closed_deltas: usize,
 }
 
 /// How a host scrubs its cache disk and what of its log the store has, too.
@@ -103,6 +108,8 @@ impl Default for CompactOptions {
             live_percent: 50,
             pass_bytes: 1 << 30,
             runs_max: 2,
+            closed_looks: 6,
+            closed_deltas: 3,
         }
     }
 }

@@ -78,6 +78,7 @@ fn profile() -> Profile {
             compact_ns: 0,
             compact_percent: 50,
             compact_runs: 2,
+            compact_closed: 0,
             scrub_ns: 0,
             rpo_ns: 15 * MS,
             frame_interval_ns: 5 * MS,

@@ -65,6 +65,11 @@ impl World {
         for _ in 0..steps {
             self.count(Fault::Compacted);
         }
+        let nodes = self.machines.iter_mut().filter_map(|it| it.node.as_mut());
+        let maintained: u64 = nodes.map(|node| node.take_maintained()).sum();
+        for _ in 0..maintained {
+            self.count(Fault::Maintained);
+        }
     }
 
     /// Counts passes of scrubs since the last event. Where every read of the disk gives what was written there, they find nothing:

@@ -5,6 +5,7 @@
 use crate::error::OpenError;
 use crate::host::Host;
 use crate::jobs::Answer;
+use crate::object::SNAPSHOT_SIGN;
 use crate::store::catalog::volume_spec::VolumeInfo;
 use crate::store::diff::{self, DiffPart, DiffPlace, DiffRequest};
 use crate::store::forks::group::create_group;
@@ -21,7 +22,7 @@ impl Host {
     /// had back, and behind that until a pass of the garbage collector finds that its time is over.
     pub fn trash_volume(&self, name: &str, keep_ms: u64) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
-        self.control(move |engine| async move {
+        self.control_volume(&name.clone(), move |engine| async move {
             forks::delete_volume(&engine, &name, Some(keep_ms)).await
         })
     }
@@ -56,14 +57,18 @@ impl Host {
     /// Deletes a volume that is open nowhere.
     pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
-        self.control(move |engine| async move { forks::delete_volume(&engine, &name, None).await })
+        self.control_volume(&name.clone(), move |engine| async move {
+            forks::delete_volume(&engine, &name, None).await
+        })
     }
 
     /// Gives a volume that is open nowhere another name, with its snapshots, or goes on where that was cut short. Its
     /// identity stays.
     pub fn rename_volume(&self, old: &str, new: &str) -> Answer<Result<VolumeInfo, OpenError>> {
         let (old, new) = (old.to_owned(), new.to_owned());
-        self.control(move |engine| async move { rename(&engine, &old, &new).await })
+        self.control_volume(&old.clone(), move |engine| async move {
+            rename(&engine, &old, &new).await
+        })
     }
 
     /// Makes a snapshot, `VOLUME@SNAPSHOT`, of the volume as it is now, while writers go on. Ends when the snapshot
@@ -75,7 +80,7 @@ impl Host {
         durability: Durability,
     ) -> Answer<Result<SnapshotInfo, OpenError>> {
         let name = name.to_owned();
-        self.control(move |engine| async move {
+        self.control_volume(&name.clone(), move |engine| async move {
             forks::create_snapshot(&engine, &name, labels, durability, None).await
         })
     }
@@ -89,7 +94,7 @@ impl Host {
         unix_ms: u64,
     ) -> Answer<Result<SnapshotInfo, OpenError>> {
         let name = name.to_owned();
-        self.control(move |engine| async move {
+        self.control_volume(&name.clone(), move |engine| async move {
             let time = Some(unix_ms);
             forks::create_snapshot(&engine, &name, labels, Durability::Store, time).await
         })
@@ -105,6 +110,16 @@ impl Host {
     ) -> Answer<Result<Vec<SnapshotInfo>, OpenError>> {
         let names = names.to_vec();
         self.control(move |engine| async move {
+            for (volume, _) in names
+                .iter()
+                .filter_map(|name| name.split_once(SNAPSHOT_SIGN))
+            {
+                engine
+                    .compaction
+                    .maintained
+                    .wait_let_go(&engine.port, volume)
+                    .await?;
+            }
             create_group(&engine, &names, labels, durability).await
         })
     }
@@ -141,16 +156,18 @@ impl Host {
         durability: Durability,
     ) -> Answer<Result<Fork, OpenError>> {
         let (parent, name) = (parent.to_owned(), name.to_owned());
-        self.control(
-            move |engine| async move { forks::fork(&engine, &parent, &name, durability).await },
-        )
+        self.control_volume(&parent.clone(), move |engine| async move {
+            forks::fork(&engine, &parent, &name, durability).await
+        })
     }
 
     /// Sets a volume that nobody has open back to its snapshot `VOLUME@SNAPSHOT`. What it held is the snapshot
     /// `kept` from then on.
     pub fn restore_volume(&self, name: &str, kept: &str) -> Answer<Result<VolumeInfo, OpenError>> {
         let (name, kept) = (name.to_owned(), kept.to_owned());
-        self.control(move |engine| async move { restore(&engine, &name, &kept).await })
+        self.control_volume(&name.clone(), move |engine| async move {
+            restore(&engine, &name, &kept).await
+        })
     }
 
     /// What differs from `from` to `to`, two volumes or snapshots that share history, by their indexes alone: at most

@@ -129,7 +129,7 @@ fn add_tails(engine: &Engine, tails: BTreeMap<TailId, RecoveredTail>) -> Vec<Tai
             newest: tail.newest,
             rescue: tail.rescue,
         };
-        engine.add_tail(Arc::new(open::dormant_tail(id, tail)));
+        engine.add_tail(Arc::new(open::dormant::dormant_tail(id, tail)));
         report
     };
     tails.map(add).collect()
@@ -222,6 +222,7 @@ fn pass_gate(engine: &Arc<Engine>, last: LogSession) {
     jobs.spawn(low_marks::run(Arc::clone(engine)));
     jobs.spawn(collector::run(Arc::clone(engine)));
     jobs.spawn(compact::run(Arc::clone(engine)));
+    jobs.spawn(compact::closed::run(Arc::clone(engine)));
     jobs.spawn(store_kept::run(Arc::clone(engine)));
     engine.session_gate.open();
 }

@@ -65,6 +65,8 @@ pub struct TakeRequest {
     pub judged: Option<VersionedRoot>,
     /// The newest LSN of the tail that continues the hold.
     pub continues: Option<Lsn>,
+    /// The hold is for maintenance: whoever opens the volume takes it away.
+    pub maintains: bool,
 }
 
 /// Takes volumes for one host.
@@ -147,7 +149,7 @@ impl<P: LogPort> Taker<'_, P> {
             let others = |holder: &Owner| holder.host != self.own.host;
             let is_held = root.owner.as_ref().is_some_and(others)
                 || root.claimant.as_ref().is_some_and(others);
-            if is_held && !wanted.take_over {
+            if is_held && !root.is_maintained() && !wanted.take_over {
                 return Err(TakeError::Held(Box::new(root)));
             }
             let followed = root.owner.as_ref().map(|owner| Predecessor {
@@ -163,10 +165,12 @@ impl<P: LogPort> Taker<'_, P> {
             // Set with the claim: nobody judges the tails again after a claim that was cut short, so no tail of
             // the previous hold may look as if it continued this one.
             let since = match wanted.continues {
+                // A maintenance leaves the volume as it was closed, also for a disk that is still there.
+                None if wanted.maintains => root.since,
                 None if !canary::active!("cut_short_claim_keeps_the_hold") => epoch,
                 _ => root.since,
             };
-            let claim = Root {
+            let mut claim = Root {
                 epoch,
                 since,
                 sequence: root.sequence + 1,
@@ -177,6 +181,7 @@ impl<P: LogPort> Taker<'_, P> {
                 unix_ms: self.unix_ms,
                 ..root
             };
+            claim.set_maintained(wanted.maintains);
             match update_root(self.port, &claim, &version).await? {
                 UpdateOutcome::Won(standing) => return Ok(standing),
                 UpdateOutcome::Lost(_) if wanted.judged.is_some() => break,
@@ -334,8 +339,8 @@ impl<P: LogPort> Taker<'_, P> {
             predecessor: None,
             mark: self.mark,
             since: match wanted.continues {
-                Some(_) => root.since,
-                None => root.epoch,
+                None if !wanted.maintains => root.epoch,
+                _ => root.since,
             },
             // A tail that holds more than the store continues this history.
             first: lsn.max(wanted.continues.unwrap_or_default()).next(),

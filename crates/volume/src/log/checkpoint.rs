@@ -117,6 +117,7 @@ async fn run(engine: &Arc<Engine>) {
 pub(crate) fn freeze(engine: &Engine) -> Option<FrozenTails> {
     let tails = engine.tails().into_iter();
     tails
+        .filter(|tail| !tail.is_for_maintenance())
         .map(|tail| {
             let (cut, layers) = tail.freeze()?;
             Some((tail, cut, layers))

@@ -27,6 +27,9 @@ const TRASH_BYTES: usize = 17;
 /// text. Of the first two what the old name still holds is reachable, and neither name is free, so they must be
 /// understood. Who does not know the last one takes it for any deleted root, and is right.
 const RENAME: u16 = 5;
+/// The hold of this epoch, u64, is for maintenance: nobody uses the volume, and whoever opens it takes it from its holder. Who
+/// does not know it takes the volume for held, which it is.
+const MAINTENANCE: u16 = 6;
 const RENAME_KEPT: u8 = 1;
 const RENAME_LEAVING: u8 = 2;
 const RENAME_GONE: u8 = 3;
@@ -168,6 +171,19 @@ impl Extensions {
         self.0.retain(|found| found.tag != RENAME);
     }
 
+    /// The epoch whose hold is for maintenance, if one was.
+    pub(super) fn maintained(&self) -> Option<Epoch> {
+        let bytes = self.find(MAINTENANCE)?.try_into().ok()?;
+        Some(Epoch(u64::from_le_bytes(bytes)))
+    }
+
+    pub(super) fn set_maintained(&mut self, epoch: Option<Epoch>) {
+        match epoch {
+            Some(epoch) => self.set(MAINTENANCE, epoch.0.to_le_bytes().to_vec()),
+            None => self.0.retain(|found| found.tag != MAINTENANCE),
+        }
+    }
+
     fn find(&self, tag: u16) -> Option<&[u8]> {
         let found = self.0.iter().find(|found| found.tag == tag);
         found.map(|found| &found.bytes[..])
@@ -216,7 +232,7 @@ fn decode_extension(r: &mut Reader<'_>, version: u16) -> Result<Extension, Forma
     let bytes = r.raw(len)?.to_vec();
     let is_marked = flags & MUST_UNDERSTAND != 0;
     let is_whole = match tag {
-        FOLDED => len == size_of::<u64>(),
+        FOLDED | MAINTENANCE => len == size_of::<u64>(),
         LINEAGE => len.is_multiple_of(LINEAGE_BYTES) && is_marked,
         SNAPSHOT => is_marked && decode_labels(&bytes).is_ok(),
         TRASH => is_marked && len == TRASH_BYTES && decode_trash_mark(&bytes).is_ok(),

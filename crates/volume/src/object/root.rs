@@ -261,6 +261,19 @@ impl Root {
         self.extensions.clear_rename_mark();
     }
 
+    /// Whether its holder only maintains it: nobody uses the volume, and whoever wants to may take it. The hold's epoch is
+    /// named, so a later one, also of a host that does not know of this, is never taken for it.
+    pub fn is_maintained(&self) -> bool {
+        let is_held = self.owner.is_some() || self.claimant.is_some();
+        is_held && !self.deleted && self.extensions.maintained() == Some(self.epoch)
+    }
+
+    /// Makes the hold of the present epoch one for maintenance, or one for clients.
+    pub(crate) fn set_maintained(&mut self, is_maintained: bool) {
+        let epoch = is_maintained.then_some(self.epoch);
+        self.extensions.set_maintained(epoch);
+    }
+
     /// The packs and index objects that it names.
     pub fn objects(&self) -> impl Iterator<Item = ObjectId> {
         let packs = self.deltas.iter().map(|delta| delta.pack);
@@ -568,6 +581,33 @@ mod tests {
                 bytes: vec![1, 2, 3],
             }]),
         }
+    }
+
+    #[test]
+    fn a_hold_for_maintenance_is_of_one_epoch_and_of_a_root_that_is_held() {
+        let mut root = root();
+        root.owner = Some(Owner {
+            host: HostId([3; 16]),
+            label: "one".into(),
+        });
+        root.set_maintained(true);
+        let read = Root::decode(&root.encode()).expect("a root");
+        assert!(read.is_maintained());
+        // A host that does not know of it keeps the extension.
+        let taken = Root {
+            epoch: Epoch(root.epoch.0 + 1),
+            ..read.clone()
+        };
+        assert!(!taken.is_maintained());
+        let closed = Root {
+            owner: None,
+            claimant: None,
+            ..read.clone()
+        };
+        assert!(!closed.is_maintained());
+        let mut opened = read;
+        opened.set_maintained(false);
+        assert!(!opened.is_maintained() && opened.extensions.0.iter().all(|found| found.tag != 6));
     }
 
     #[test]

@@ -128,6 +128,8 @@ pub(crate) struct Tail {
     /// What a client asked to have fetched ahead is under way.
     pub(crate) has_hint: AtomicBool,
     pub(crate) pace: Pace,
+    /// See [`Tail::is_for_maintenance`].
+    is_for_maintenance: AtomicBool,
 }
 
 impl Tail {
@@ -156,7 +158,19 @@ impl Tail {
             snapshot_names: KnownNames::default(),
             has_hint: AtomicBool::new(false),
             pace: Pace::default(),
+            is_for_maintenance: AtomicBool::new(false),
         }
+    }
+
+    /// Whether nobody may use it: the volume is open to be compacted. Nothing of it is in the log, so no start finds it there.
+    pub(crate) fn is_for_maintenance(&self) -> bool {
+        self.is_for_maintenance.load(Ordering::Acquire)
+    }
+
+    /// Before it goes live.
+    pub(crate) fn set_for_maintenance(&self) {
+        let is_silent = !canary::active!("maintained_volume_is_in_the_log");
+        self.is_for_maintenance.store(is_silent, Ordering::Release);
     }
 
     pub(crate) fn id(&self) -> TailId {

@@ -206,6 +206,15 @@ impl<'a> RootWalk<'a> {
         &mut self,
         roots_max: usize,
     ) -> Result<Option<Vec<KnownRoot>>, OpenError> {
+        let found = self.next_each(roots_max).await?;
+        found.map(|found| found.into_iter().collect()).transpose()
+    }
+
+    /// The same, with an error of its own for each that cannot be read.
+    pub(in crate::store) async fn next_each(
+        &mut self,
+        roots_max: usize,
+    ) -> Result<Option<Vec<Result<KnownRoot, OpenError>>>, OpenError> {
         while self.waiting.is_empty() {
             if self.names.is_done {
                 return Ok(None);
@@ -222,15 +231,10 @@ impl<'a> RootWalk<'a> {
         let reads = names
             .iter()
             .map(|name| Box::pin(read_any_root(self.engine, name)));
-        let mut found = Vec::new();
-        for read in join_all(reads.collect()).await {
-            match read {
-                Ok(head) => found.push(head),
-                Err(OpenError::NoSuchVolume(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(Some(found))
+        let found = join_all(reads.collect()).await.into_iter();
+        let is_there =
+            |read: &Result<KnownRoot, OpenError>| !matches!(read, Err(OpenError::NoSuchVolume(_)));
+        Ok(Some(found.filter(is_there).collect()))
     }
 }
 

@@ -39,6 +39,8 @@ mod kept_when_closed;
 mod lifecycle;
 mod lists;
 mod low_marks;
+mod maintenance;
+mod maintenance_histories;
 mod many_volumes;
 mod names;
 mod open_snapshots;

@@ -100,6 +100,7 @@ pub(crate) fn compacting() -> CompactOptions {
     CompactOptions {
         interval_ns: 100_000_000,
         bytes_per_s: u64::MAX,
+        closed_looks: 0,
         ..CompactOptions::default()
     }
 }

@@ -46,6 +46,11 @@ pub(super) fn write(
             "Looks of compaction at a volume that failed, and are made again.",
             report.failures,
         ),
+        (
+            "firn_compaction_maintained_volumes",
+            "Volumes that nobody had open, and that were opened to be compacted.",
+            report.maintained,
+        ),
     ];
     for (name, help, value) in counts {
         text.counters(name, help, [(vec![], value)])?;

@@ -98,6 +98,7 @@ fn take_requests(volumes: u8) -> Vec<TakeRequest> {
         take_over: true,
         judged: None,
         continues: None,
+        maintains: false,
     });
     wanted.collect()
 }

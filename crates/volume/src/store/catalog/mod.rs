@@ -26,7 +26,7 @@ use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::kept_forks::{self, check_no_fork};
 use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, on_progress, with_patience};
-use crate::store::objects::{store_error, store_with_retry};
+use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::open::endings;
 use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::open::tail_claim::TailClaim;
@@ -245,7 +245,29 @@ pub(crate) async fn delete(
     let _busy = NameLock::take(engine, name)?;
     check_no_snapshot_is_locked(engine, name)?;
     endings::ask_store_first(engine, name);
+    let mut first = None;
+    for _ in 0..ATTEMPTS_MAX {
+        // Another host that only maintained it may have updated the root meanwhile; of any other the next look tells.
+        if try_delete(engine, name, keep_ms, &mut first).await? {
+            return Ok(());
+        }
+    }
+    Err(OpenError::InUse(name.to_owned()))
+}
+
+/// Deletes a volume whose name the caller has locked, the one that the first attempt found. False: its root was updated since
+/// it was read.
+async fn try_delete(
+    engine: &Arc<Engine>,
+    name: &str,
+    keep_ms: Option<u64>,
+    first: &mut Option<VolumeId>,
+) -> Result<bool, OpenError> {
     let head = read_root(engine, name).await?;
+    if *first.get_or_insert(head.root.volume) != head.root.volume {
+        // The one that was meant is gone, and this one is new.
+        return Err(OpenError::InUse(name.to_owned()));
+    }
     let tails = local_tails(engine, head.root.volume);
     if tails.iter().any(|tail| tail.lock().status.serves()) {
         return Err(OpenError::InUse(name.to_owned()));
@@ -304,6 +326,7 @@ pub(crate) async fn delete(
         }
         // An earlier attempt took effect late, or another host has deleted the volume.
         UpdateOutcome::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
+        UpdateOutcome::Lost(found) if found.root.volume == root.volume => return Ok(false),
         UpdateOutcome::Lost(_) => return Err(OpenError::InUse(name.to_owned())),
     }
     // What is kept for rescue is nobody's to drop with what can be had back.
@@ -311,7 +334,7 @@ pub(crate) async fn delete(
     for tail in tails.iter().filter(goes) {
         discard_tail(engine, tail);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Refuses a volume that would go on from what the store has of it, set back, renamed or back from the trash, without what

@@ -37,7 +37,7 @@ pub struct VolumeInfo {
     pub stored: Lsn,
     /// When the root was written, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// The host that holds it.
+    /// The host that holds it; none while one only maintains it.
     pub owner: Option<VolumeOwner>,
 }
 
@@ -60,10 +60,14 @@ impl VolumeInfo {
             epoch: root.epoch,
             stored: root.lsn,
             unix_ms: root.unix_ms,
-            owner: root.owner.as_ref().map(|owner| VolumeOwner {
-                host: owner.host,
-                label: owner.label.clone(),
-            }),
+            owner: root
+                .owner
+                .as_ref()
+                .filter(|_| !root.is_maintained())
+                .map(|owner| VolumeOwner {
+                    host: owner.host,
+                    label: owner.label.clone(),
+                }),
         }
     }
 }

@@ -70,7 +70,7 @@ pub(crate) struct Selection {
     /// Packs that are left alone, for something of them cannot be read.
     pub(super) unreadable: BTreeSet<ObjectId>,
     /// There was more than one pass takes.
-    has_more: bool,
+    pub(super) has_more: bool,
 }
 
 impl Selection {

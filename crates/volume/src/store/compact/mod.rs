@@ -13,10 +13,13 @@
 //! step that fails, or is cut short, loses nothing but its own work. Deltas are never looked into: they lie over the pages.
 //! It must never move what a page does not point to any more, nor give a copy another origin, address or LSN.
 //!
-//! One job of the host goes from volume to volume, so memory is bounded per host: one survey, one step.
+//! One job of the host goes from volume to volume, so memory is bounded per host: one survey, one step. Another does the
+//! same for volumes that nobody has open ([`closed`]), each of which it opens for that ([`hold`]).
 
 pub(crate) mod choose;
+pub(crate) mod closed;
 mod copy;
+pub(crate) mod hold;
 mod pinned;
 mod shared;
 pub(crate) mod state;
@@ -31,7 +34,7 @@ use crate::error::OpenError;
 use crate::request::tail::{Status, Tail};
 use crate::store::open::endings::{end, is_final};
 use crate::sync::atomic::Ordering;
-use choose::Selection;
+use choose::{Selection, SurveyResult};
 use state::VolumeFacts;
 
 /// Bytes after which a job that reads or writes gives others their time.
@@ -47,7 +50,9 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         let mut served = Vec::new();
         for tail in engine.tails() {
             served.push(tail.id().volume);
-            visit(&engine, &tail).await;
+            if !engine.compaction.maintained.has(tail.name()) {
+                visit(&engine, &tail).await;
+            }
         }
         engine.compaction.keep_only(&served);
         interval.wait(&engine.port, |ns| ns).await;
@@ -86,6 +91,8 @@ fn is_allowed(engine: &Engine, tail: &Tail) -> bool {
         && engine.host_log.check_not_stopped().is_ok()
         // It was switched off.
         && engine.compact_interval.ns() > 0
+        // It was opened for this alone, and somebody wants to use it.
+        && !engine.compaction.maintained.is_asked(tail.name())
         // A poisoned log publishes no record, and a root may name only what a record has named.
         && !engine.poisoned.load(Ordering::Acquire)
 }
@@ -106,10 +113,30 @@ async fn compact(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError
     if facts.rest.goes_on(interval_ns, now_ns) || facts.is_settled(&head.root.nodes) {
         return Ok(());
     }
-    let Some(mut surveyed) = survey::survey(engine, tail, &facts).await? else {
+    let Some((surveyed, chosen)) = look(engine, tail, &facts).await? else {
         return Ok(());
     };
-    shared::judge(engine, tail, &mut surveyed, &facts).await?;
+    let unix_ms = engine.jobs.now().unix_ms;
+    engine
+        .compaction
+        .on_surveyed(volume, &surveyed, &chosen, unix_ms);
+    // What is moved is looked at once more: only a survey that finds nothing to do settles it.
+    let is_settled = chosen.is_empty() && !surveyed.is_warm;
+    let nodes = is_settled.then_some(head.root.nodes);
+    engine.compaction.set_settled(volume, nodes);
+    relocate(engine, tail, &chosen).await
+}
+
+/// Surveys a volume, and chooses; none: it was left in the middle.
+async fn look(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    facts: &VolumeFacts,
+) -> Result<Option<(SurveyResult, Selection)>, OpenError> {
+    let Some(mut surveyed) = survey::survey(engine, tail, facts).await? else {
+        return Ok(None);
+    };
+    shared::judge(engine, tail, &mut surveyed, facts).await?;
     let mut chosen = choose::choose(&engine.options.compact, &surveyed, &facts.unreadable);
     pinned::leave_out(engine, tail, &mut chosen).await?;
     tracing::debug!(
@@ -120,15 +147,7 @@ async fn compact(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError
         pages = chosen.pages.len(),
         "surveyed"
     );
-    let unix_ms = engine.jobs.now().unix_ms;
-    engine
-        .compaction
-        .on_surveyed(volume, &surveyed, &chosen, unix_ms);
-    // What is moved is looked at once more: only a survey that finds nothing to do settles it.
-    let is_settled = chosen.is_empty() && !surveyed.is_warm;
-    let nodes = is_settled.then_some(head.root.nodes);
-    engine.compaction.set_settled(volume, nodes);
-    relocate(engine, tail, &chosen).await
+    Ok(Some((surveyed, chosen)))
 }
 
 /// Moves what was chosen, step by step.
@@ -154,6 +173,10 @@ async fn relocate(
             pace.add(read);
             continue;
         };
+        if engine.compaction.maintained.is_asked(tail.name()) {
+            // Nothing names the copy, so it is garbage.
+            return Ok(());
+        }
         let swapped = swap::swap(engine, tail, copied).await?;
         engine.compaction.on_step(read, swapped.written);
         pace.add(read + swapped.written);
@@ -189,10 +212,9 @@ impl<'a> Pace<'a> {
             let rate = engine.options.compact.bytes_per_s.max(1);
             let ns = u128::from(self.spent) * 1_000_000_000 / u128::from(rate);
             self.spent = 0;
-            engine
-                .port
-                .sleep(u64::try_from(ns).unwrap_or(u64::MAX))
-                .await;
+            let pause = engine.port.sleep(u64::try_from(ns).unwrap_or(u64::MAX));
+            let name = self.tail.name();
+            engine.compaction.maintained.unless_asked(name, pause).await;
         }
         while engine.space.is_pressed() && is_allowed(engine, self.tail) {
             engine.port.sleep(engine.options.retry_ns).await;

@@ -1,8 +1,10 @@
 //! What the compaction of this host has done, and what it knows of the volumes that are open. It does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::choose::{Selection, SurveyResult};
+use super::hold::MaintenanceHold;
 use crate::lock::lock;
 use crate::object::ObjectId;
 use crate::object::page::BlockRef;
@@ -24,6 +26,8 @@ pub struct CompactionReport {
     pub unreadable_chunks: u64,
     /// Looks at a volume, or steps, that failed.
     pub failures: u64,
+    /// Volumes that nobody had open, and that were opened to be compacted.
+    pub maintained: u64,
 }
 
 /// What is known of a volume's packs, as of its last survey.
@@ -86,6 +90,8 @@ pub(super) struct VolumeFacts {
 pub(crate) struct CompactionState {
     report: Mutex<CompactionReport>,
     volumes: Mutex<BTreeMap<VolumeId, VolumeFacts>>,
+    /// The closed volume that is open to be compacted.
+    pub(crate) maintained: Arc<MaintenanceHold>,
 }
 
 impl CompactionState {
@@ -107,9 +113,19 @@ impl CompactionState {
         change(lock(&self.volumes).entry(volume).or_default());
     }
 
-    /// Forgets volumes that are not served any more.
+    /// Forgets volumes that are not served any more, except for what could not be read of them: it is not tried again.
     pub(super) fn keep_only(&self, served: &[VolumeId]) {
-        lock(&self.volumes).retain(|volume, _| served.contains(volume));
+        lock(&self.volumes).retain(|volume, facts| {
+            let is_served = served.contains(volume);
+            if !is_served {
+                let unreadable = std::mem::take(&mut facts.unreadable);
+                *facts = VolumeFacts {
+                    unreadable,
+                    ..VolumeFacts::default()
+                };
+            }
+            is_served || !facts.unreadable.is_empty()
+        });
     }
 
     pub(super) fn set_visited(&self, volume: VolumeId, stored: Lsn) {
@@ -174,6 +190,10 @@ impl CompactionState {
         report.steps += 1;
         report.read_bytes += read;
         report.written_bytes += written;
+    }
+
+    pub(super) fn on_maintained(&self) {
+        lock(&self.report).maintained += 1;
     }
 
     pub(super) fn on_failure(&self) {

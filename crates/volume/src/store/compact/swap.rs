@@ -16,7 +16,6 @@ use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::record::NamedObject;
-use crate::log::frame::Record;
 use crate::object::FormatError;
 use crate::object::node::{Node, encode_node};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, PageBuilder, encode_page};
@@ -109,9 +108,7 @@ async fn commit(
     root.nodes = listed.into_iter().collect();
     finish_update(engine, tail, &update).await?;
     tail.lock().index.replace_nodes(&index.nodes);
-    engine
-        .committer()
-        .record(engine, Record::Tail(tail.record()));
+    engine.record_tail(tail);
     engine.blocks.remove(&index.replaced);
     Ok(())
 }

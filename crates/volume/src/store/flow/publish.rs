@@ -20,7 +20,6 @@ use crate::error::OpenError;
 use crate::hostlog::publisher::{Batch, EffectiveRecord, UnverifiedReason};
 use crate::hostlog::record::{NamedObject, RecordPack, RecordSlice};
 use crate::jobs::AnswerSender;
-use crate::log::frame::Record;
 use crate::log::ring::TailId;
 use crate::map::delta::DeltaSource;
 use crate::map::layers::{CleanExtent, DirtyExtent};
@@ -422,9 +421,7 @@ async fn apply_published(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) 
         return;
     }
     // This record lets recovery skip the uploaded extents, and lets their segments be reused.
-    engine
-        .committer()
-        .record(engine, Record::Tail(tail.record()));
+    engine.record_tail(tail);
 }
 
 async fn add_deltas(engine: &Engine, tail: &Tail, pack: &UploadedPack) {

@@ -21,7 +21,6 @@ use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::record::NamedObject;
-use crate::log::frame::Record;
 use crate::map::delta::Delta;
 use crate::map::index::{DeltaMap, NODE_SECTORS, walk_layers};
 use crate::object::page::{BlockRef, PAGE_SECTORS};
@@ -328,9 +327,7 @@ impl<'a> Step<'a> {
             inner.index.replace_nodes(&self.nodes);
             inner.index.listed = inner.index.listed + count - deltas;
         }
-        engine
-            .committer()
-            .record(engine, Record::Tail(tail.record()));
+        engine.record_tail(tail);
         engine.blocks.remove(&self.replaced);
         self.begin = folded.end;
         self.pages = 0;

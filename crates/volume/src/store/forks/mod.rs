@@ -229,13 +229,17 @@ async fn wait_volume_checked(engine: &Engine, name: &str) -> Result<(), OpenErro
 
 /// The volume of this name that is served here, checked or unchecked.
 fn served_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
-    let is_served = |tail: &Arc<Tail>| tail.name() == name && tail.lock().status.serves();
+    let is_served = |tail: &Arc<Tail>| {
+        tail.name() == name && !tail.is_for_maintenance() && tail.lock().status.serves()
+    };
     engine.tails().into_iter().find(is_served)
 }
 
-/// The volume of this name that is live here.
+/// The volume of this name that is live here, for clients.
 fn live_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
-    let is_live = |tail: &Arc<Tail>| tail.name() == name && tail.lock().status == Status::Live;
+    let is_live = |tail: &Arc<Tail>| {
+        tail.name() == name && !tail.is_for_maintenance() && tail.lock().status == Status::Live
+    };
     engine.tails().into_iter().find(is_live)
 }
 

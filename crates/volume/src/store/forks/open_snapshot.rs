@@ -23,9 +23,9 @@ use crate::store::fold::index_blocks;
 use crate::store::forks::kept_snapshots;
 use crate::store::forks::restore::read_snapshot;
 use crate::store::forks::snapshot_list::check_snapshot_name;
+use crate::store::open::dormant::stored_tail;
 use crate::store::open::go_live::geometry_of;
 use crate::store::open::load_index::load_index;
-use crate::store::open::stored_tail;
 
 /// The snapshot of this name that is open here.
 pub(in crate::store) fn find(engine: &Engine, name: &str) -> Option<Arc<Tail>> {

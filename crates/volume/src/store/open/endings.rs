@@ -93,11 +93,14 @@ fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     inner.require_check();
     inner.status = Status::Fenced;
     drop(inner);
-    tracing::error!(
-        volume = tail.name(),
-        %error,
-        "fenced: nothing more of it is completed here"
-    );
+    match engine.compaction.maintained.has(tail.name()) {
+        true => tracing::debug!(volume = tail.name(), %error, "taken while it was maintained"),
+        false => tracing::error!(
+            volume = tail.name(),
+            %error,
+            "fenced: nothing more of it is completed here"
+        ),
+    }
     note_end(engine, tail, error);
     tail.checked.wake_all();
     engine.wake_parked();
@@ -110,6 +113,9 @@ fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
 /// what the store had; its ring alone says that it has ended. A poisoned log takes no record: a ring is all that
 /// the next start has, if it may believe one.
 pub(in crate::store) fn note_end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
+    if tail.is_for_maintenance() {
+        return;
+    }
     tail.require_check();
     let is_anothers = matches!(error, OpenError::Fenced(_) | OpenError::Deleted(_));
     let is_mute = engine.committer().is_poisoned();

@@ -43,7 +43,8 @@ pub(in crate::store) fn missing_ring(
     engine: &Engine,
     tail: &Tail,
 ) -> Result<Option<Ring>, OpenError> {
-    if tail.has_ring() {
+    // Nobody commits to one that is maintained.
+    if tail.has_ring() || tail.is_for_maintenance() {
         return Ok(None);
     }
     open_ring(engine, tail.id(), engine.options.ring_entries)
@@ -213,6 +214,9 @@ pub(in crate::store) async fn note_tail(
     engine: &Arc<Engine>,
     tail: &Tail,
 ) -> Result<(), OpenError> {
+    if tail.is_for_maintenance() {
+        return Ok(());
+    }
     if engine.committer().is_poisoned() {
         tail.require_check();
         // It has no ring, and the log says still that nobody has touched it.

@@ -113,9 +113,10 @@ pub(in crate::store) fn is_continued(
     root.since == hold.since && (continuing.is_some() || given_back())
 }
 
-/// Refuses a volume that another host holds, or a copy of this one.
+/// Refuses a volume that another host holds, or a copy of this one. A host that only maintains it gives way.
 pub(crate) fn check_not_held(engine: &Engine, root: &Root) -> Result<(), OpenError> {
-    let Some(owner) = root.owner.as_ref().or(root.claimant.as_ref()) else {
+    let holder = root.owner.as_ref().or(root.claimant.as_ref());
+    let Some(owner) = holder.filter(|_| !root.is_maintained()) else {
         return Ok(());
     };
     let copy = match owner.host == engine.host {
@@ -198,6 +199,19 @@ fn was_given_back(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
 /// Whether nobody holds the volume, and no log has more of it than the root.
 pub(in crate::store) fn is_closed(root: &Root) -> bool {
     root.owner.is_none() && root.predecessor.is_none()
+}
+
+/// Whether nobody uses the volume, so that a host may take it to maintain it: it is closed, or a maintenance was cut short.
+pub(crate) fn may_be_maintained(root: &Root) -> bool {
+    root.is_maintained() || (is_closed(root) && root.claimant.is_none())
+}
+
+/// The same, and this host has nothing of it that a client was told of.
+pub(in crate::store) fn is_nowhere(root: &Root, tails: &[Arc<Tail>]) -> bool {
+    may_be_maintained(root)
+        && tails
+            .iter()
+            .all(|tail| tail.is_rescue() && tail.id().since != root.since)
 }
 
 /// Whether the root belongs to the tail's hold, was written from this log, and covers all that the tail holds.

@@ -15,9 +15,10 @@ use crate::request::Volume;
 use crate::request::points::KeptSnapshot;
 use crate::request::tail::{Status, Tail};
 use crate::store::forks::kept_forks::{find_fork, name_is_taken};
+use crate::store::open::dormant::dormant_tail;
 use crate::store::open::unchecked::{find_unbroken, serve_unchecked};
 use crate::store::open::without_root::{hold_of, lay_base};
-use crate::store::open::{OpenMode, dormant_tail, open_named};
+use crate::store::open::{OpenMode, Wanted, open_named};
 use crate::store::roots::read_any_root;
 use crate::units::{RootMark, VolumeSize};
 
@@ -43,7 +44,7 @@ pub(super) async fn open(
     }
     // An earlier process served it, and may have written its root.
     if kept.may_be_stored && has_root(engine, &kept).await? == RootFound::Own {
-        return open_named(engine, name, mode).await.map(Some);
+        return open_named(engine, name, mode, Wanted::Open).await.map(Some);
     }
     let tail = find_unbroken(engine, name)?;
     lay_base(engine, &tail);
@@ -85,7 +86,7 @@ async fn open_anew(
     let Some(base) = kept.base.clone().filter(|_| is_here) else {
         // Taken by an earlier process, or on its way to the store: once it has a root, it is opened as any other.
         return match has_root(engine, kept).await? {
-            RootFound::Own => open_named(engine, name, mode).await.map(Some),
+            RootFound::Own => open_named(engine, name, mode, Wanted::Open).await.map(Some),
             RootFound::Anothers => Err(name_is_taken(name)),
             RootFound::None => Err(OpenError::Store(format!(
                 "fork {name} is in the log of this host and not in the store yet: it is opened when volume {} is open here \

@@ -116,6 +116,7 @@ async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenErr
             };
             update.root.owner = None;
             update.root.mark = Position::default();
+            update.root.set_maintained(false);
             tail.upload.set_closing(Some(update.clone()));
             update
         }

@@ -11,6 +11,7 @@
 //! the store is away, [`kept_fork`] forks that it does not have yet, by [`without_root`]. [`rescue`] shows and drops what is kept of lost volumes, one at a time by [`tail_claim`], and
 //! [`forget`] takes a person's word that a volume is gone.
 
+pub(crate) mod dormant;
 pub(crate) mod endings;
 pub(crate) mod forget;
 pub(crate) mod go_live;
@@ -29,8 +30,7 @@ mod without_root;
 
 use std::sync::Arc;
 
-use blkmq::io::{Geometry, SECTOR_BYTES};
-
+use crate::driver::Version;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
@@ -39,22 +39,19 @@ use crate::hostlog::taker::{TakeError, TakeRequest, Taker, UnreadableLog};
 use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::TailId;
-use crate::map::index::Index;
-use crate::map::layers::Layers;
 use crate::object::root::Root;
-use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
-use crate::request::points::{KeptSnapshot, Points};
-use crate::request::tail::{Inner, Status, Tail};
-use crate::request::watermark::CommitAges;
+use crate::request::tail::{Status, Tail};
+use crate::store::catalog::name_locks::NameLock;
 use crate::store::catalog::volume_spec::check_name;
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::host_log::log_procedures::{KeyPrefixes, log_port, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
+use crate::store::open::dormant::stored_tail;
 use crate::store::open::go_live::go_live;
 use crate::store::open::holds::{
     check_not_held, continuing_tail, covers_tail, has_low_mark, is_closed, is_continued,
-    is_held_here, local_tails, records_lost, set_back, set_back_to_any_namesake,
+    is_held_here, is_nowhere, local_tails, records_lost, set_back, set_back_to_any_namesake,
 };
 use crate::store::open::load_index::{EarlyIndex, load_index};
 use crate::store::open::tail_claim::TailClaim;
@@ -63,7 +60,7 @@ use crate::store::roots::checks::check_goes_on;
 use crate::store::roots::renamed::why_not_there_now;
 use crate::store::roots::{read_any_root, unusable_root_error};
 use crate::sync::atomic::Ordering;
-use crate::units::{LogSession, Lsn};
+use crate::units::LogSession;
 
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,86 +72,15 @@ pub struct OpenMode {
     pub continues: Option<TailId>,
 }
 
-/// A recovered tail that is not open yet.
-pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
-    let dirty: u64 = found
-        .layers
-        .iter()
-        .map(|layer| layer.bytes / SECTOR_BYTES)
-        .sum();
-    let mut layers = Layers::default();
-    layers.frozen = found.layers;
-    let mut points = Points::default();
-    for record in found.snapshots {
-        points.keep(KeptSnapshot {
-            record,
-            is_durable: true,
-            may_be_stored: true,
-            failure: None,
-            sent_unheld: false,
-            base: None,
-        });
-    }
-    let inner = Inner {
-        status: Status::Dormant,
-        geometry: Geometry {
-            bytes: 0,
-            logical_block: 512,
-            physical_block: 4096,
-            read_only: true,
-        },
-        layers,
-        index: Index::default(),
-        newest: found.newest,
-        recovered: found.newest,
-        reserved: 0,
-        ring: None,
-        cut: Lsn::ZERO,
-        points,
-        merged: Lsn::ZERO,
-        small_top_due_ns: 0,
-        slice_bytes: u64::MAX,
-        ages: CommitAges::default(),
-        #[cfg(feature = "planted")]
-        late: None,
-    };
-    let tail = Tail::new(
-        id,
-        found.name,
-        found.rescue,
-        inner,
-        (found.framed, found.stored),
-    );
-    tail.upload.set_mark(found.root);
-    tail.set_size(found.size);
-    tail.set_unbroken(found.is_unbroken);
-    if found.unreported_loss {
-        tail.set_unreported_loss();
-    }
-    tail.add_dirty(dirty);
-    tail
-}
-
-/// A tail that is not open yet, of which the store has everything.
-pub(crate) fn stored_tail(root: &Root) -> Tail {
-    let id = TailId {
-        volume: root.volume,
-        since: root.since,
-    };
-    let none = RecoveredTail {
-        name: root.name.clone(),
-        stored: root.lsn,
-        root: root.mark(),
-        rescue: false,
-        unreported_loss: false,
-        size: root.size(),
-        is_unbroken: false,
-        newest: root.lsn,
-        framed: root.lsn,
-        layers: Vec::new(),
-        snapshots: Vec::new(),
-    };
-    dormant_tail(id, none)
+/// For whom a volume's epoch is taken.
+#[derive(Clone, Copy)]
+enum Wanted<'a> {
+    /// For clients that will use it.
+    Open,
+    /// For clients that use this tail unchecked: it must continue the root.
+    Served(&'a Arc<Tail>),
+    /// For nobody: to write anew what a closed volume holds, if its root is still the one of this version.
+    Maintenance(&'a Version),
 }
 
 pub(crate) async fn open(
@@ -165,7 +91,7 @@ pub(crate) async fn open(
     check_name(name)?;
     let _busy = without_root::lock_name(engine, name).await?;
     let opened = match kept_fork::open(engine, name, mode).await {
-        Ok(None) => open_named(engine, name, mode).await,
+        Ok(None) => open_named(engine, name, mode, Wanted::Open).await,
         Ok(Some(volume)) => Ok(volume),
         Err(error) => Err(error),
     };
@@ -179,19 +105,63 @@ pub(crate) async fn open(
     opened
 }
 
+impl<'a> Wanted<'a> {
+    fn served(self) -> Option<&'a Arc<Tail>> {
+        match self {
+            Wanted::Served(tail) => Some(tail),
+            Wanted::Open | Wanted::Maintenance(_) => None,
+        }
+    }
+
+    fn maintains(self) -> bool {
+        matches!(self, Wanted::Maintenance(_))
+    }
+
+    /// Whether somebody may use the volume by now, so that it is not maintained.
+    fn is_refused(self, head: &KnownRoot, tails: &[Arc<Tail>]) -> bool {
+        match self {
+            Wanted::Maintenance(judged) => {
+                *judged != head.version || !is_nowhere(&head.root, tails)
+            }
+            Wanted::Open | Wanted::Served(_) => false,
+        }
+    }
+}
+
+/// Opens a volume that nobody uses, to be maintained, if its root has not moved. From the claim on its root says so, and
+/// every host may take it. In the log of this host there is nothing of it, before or after.
+pub(crate) async fn open_for_maintenance(
+    engine: &Arc<Engine>,
+    head: &KnownRoot,
+) -> Result<Arc<Tail>, OpenError> {
+    let name = &head.root.name;
+    let _busy = NameLock::take(engine, name)?;
+    let wanted = Wanted::Maintenance(&head.version);
+    let opened = open_named(engine, name, OpenMode::default(), wanted).await?;
+    Ok(opened.tail)
+}
+
 /// Opens the volume. The caller holds the lock of its name.
-async fn open_named(engine: &Arc<Engine>, name: &str, mode: OpenMode) -> Result<Volume, OpenError> {
+async fn open_named(
+    engine: &Arc<Engine>,
+    name: &str,
+    mode: OpenMode,
+    wanted: Wanted<'_>,
+) -> Result<Volume, OpenError> {
     let mut early = None;
     let judged = |root: &Root| {
         // What a log has beyond the root of an open volume is not known yet.
         early = is_closed(root).then(|| EarlyIndex::begin(engine, root));
     };
-    let (head, continuing) = take_judged(engine, name, mode, None, judged).await?;
+    let (head, continuing) = take_judged(engine, name, mode, wanted, judged).await?;
     let index = match early {
         Some(early) => early.get(engine, &head.root).await?,
         None => load_index(engine, &head.root).await?,
     };
     let tail = continuing.unwrap_or_else(|| Arc::new(stored_tail(&head.root)));
+    if wanted.maintains() {
+        tail.set_for_maintenance();
+    }
     go_live(engine, &tail, head, index).await?;
     Ok(Volume {
         engine: Arc::clone(engine),
@@ -207,7 +177,8 @@ pub(crate) async fn take_epoch(
     mode: OpenMode,
     served: Option<&Arc<Tail>>,
 ) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
-    take_judged(engine, name, mode, served, |_| {}).await
+    let wanted = served.map_or(Wanted::Open, Wanted::Served);
+    take_judged(engine, name, mode, wanted, |_| {}).await
 }
 
 /// The same; `on_judged` hears of each root that may be taken, before it is.
@@ -215,18 +186,20 @@ async fn take_judged(
     engine: &Arc<Engine>,
     name: &str,
     mode: OpenMode,
-    served: Option<&Arc<Tail>>,
+    wanted: Wanted<'_>,
     mut on_judged: impl FnMut(&Root),
 ) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
+    let (served, maintains) = (wanted.served(), wanted.maintains());
     for _ in 0..ATTEMPTS_MAX {
         let head = read_root_of_tails(engine, name).await?;
         let tails = local_tails(engine, head.root.volume);
         let is_served = |tail: &Arc<Tail>| served.is_some_and(|served| Arc::ptr_eq(served, tail));
         let is_used = |tail: &&Arc<Tail>| tail.lock().status.serves() && !is_served(tail);
-        if tails.iter().any(|tail| is_used(&tail)) {
+        if wanted.is_refused(&head, &tails) || tails.iter().any(|tail| is_used(&tail)) {
             return Err(OpenError::InUse(name.to_owned()));
         }
-        let take_over = served.is_none() && (mode.take_over || engine.options.take_over);
+        let take_over =
+            served.is_none() && !maintains && (mode.take_over || engine.options.take_over);
         // Checked before the owner is: an older root may name the owner before this host.
         let set_back =
             set_back(&head.root, &tails).or_else(|| set_back_to_any_namesake(engine, &head.root));
@@ -258,7 +231,7 @@ async fn take_judged(
             &head,
             &tails,
             (ours, continuing.as_ref()),
-            take_over,
+            (take_over, maintains),
         );
         // The reading of logs has a limit of its own.
         let keys = KeyPrefixes::default().with_root(name);
@@ -307,7 +280,7 @@ async fn take(
     head: &KnownRoot,
     tails: &[Arc<Tail>],
     (ours, continuing): (bool, Option<&Arc<Tail>>),
-    take_over: bool,
+    (take_over, maintains): (bool, bool),
 ) -> Result<Option<KnownRoot>, OpenError> {
     if let Some(stop) = engine.host_log.stop_reason() {
         return Err(OpenError::HostStopped(stop));
@@ -332,10 +305,11 @@ async fn take(
         take_over: true,
         judged: Some(versioned(head)),
         continues: continuing.map(|tail| tail.newest()),
+        maintains,
     };
     // Nobody's log has to be fenced for it, so the own one may be read meanwhile.
     let early = is_closed(&head.root).then(|| read_logs(engine, versioned(head)));
-    let claimed = match standing_claim(engine, head, taker.own, wanted.continues.is_some()) {
+    let claimed = match standing_claim(engine, head, taker.own, &wanted) {
         Some(claimed) => claimed,
         None => match taker.claim(&wanted).await {
             Ok(claimed) => claimed,
@@ -389,12 +363,15 @@ fn standing_claim(
     engine: &Engine,
     head: &KnownRoot,
     own: SessionName,
-    continues: bool,
+    wanted: &TakeRequest,
 ) -> Option<VersionedRoot> {
     let claims = lock(&engine.claims);
     let (claimed, continued) = claims.get(&head.root.volume)?;
-    // A claim says whether the hold goes on: another answer needs another claim.
-    let is_same = claimed.root.writer == own && *continued == continues;
+    // A claim says whether the hold goes on, and for whom it is: another answer needs another claim.
+    let is_same = claimed.root.writer == own
+        && *continued == wanted.continues.is_some()
+        && (claimed.root.is_maintained() == wanted.maintains
+            || canary::active!("client_serves_under_a_maintenance_claim"));
     let stands = claimed.version == head.version && is_same;
     (stands && !canary::active!("each_attempt_claims")).then(|| claimed.clone())
 }
@@ -523,6 +500,9 @@ pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     }
     let id = tail.id();
     engine.remove_tail(id);
+    if tail.is_for_maintenance() {
+        return;
+    }
     engine.committer().record(engine, Record::TailRemoved(id));
     let round = engine.committer().next_round();
     engine.request_reclaim();

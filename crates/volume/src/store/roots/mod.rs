@@ -22,7 +22,6 @@ use crate::hostlog::root_updates::{
     OwnerView, OwnersError, OwnersUpdate, UpdateError, UpdateOutcome, update_own_root, update_root,
 };
 use crate::hostlog::stop::Stop;
-use crate::log::frame::Record;
 use crate::object::root::{RenameStep, Root};
 use crate::object::root_key;
 use crate::request::tail::Tail;
@@ -285,7 +284,7 @@ async fn note_size(engine: &Arc<Engine>, tail: &Tail, root: &Root) {
         return;
     }
     let committer = engine.committer();
-    committer.record(engine, Record::Tail(tail.record()));
+    engine.record_tail(tail);
     let round = committer.next_round();
     if !committer.durable(engine, round).await {
         tail.require_check();

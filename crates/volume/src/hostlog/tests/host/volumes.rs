@@ -90,6 +90,7 @@ impl Host {
             take_over: true,
             judged: None,
             continues: None,
+            maintains: false,
         });
         let wanted: Vec<_> = wanted.collect();
         let mark = self.publisher.mark().await?;

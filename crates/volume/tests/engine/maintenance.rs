@@ -1,0 +1,332 @@
+//! Volumes that nobody has open are compacted, too, and nobody who wants one notices more than that it was closed.
+//!
+//! With the feature `planted` each planted bug is seen by the test that is there for it.
+
+use volume::object::root::Root;
+use volume::{CompactOptions, OpenError, OpenMode, Volume};
+
+use crate::support::compactions::{BLOCK, BLOCKS, Disk, pack_bytes, verify};
+use crate::support::hosts::{close, delete, elsewhere, hand_over, open_bound, other_host, root_of};
+use crate::support::points::{done, gc, has_root, make_fork, snapshot};
+use crate::support::{Environment, World, compacting};
+
+/// Closed volumes are looked at as often as open ones.
+fn often() -> CompactOptions {
+    CompactOptions {
+        closed_looks: 1,
+        ..compacting()
+    }
+}
+
+/// The same, and so slow that a test can look on.
+fn slowly() -> CompactOptions {
+    CompactOptions {
+        bytes_per_s: 256 << 10,
+        ..often()
+    }
+}
+
+/// The store of a volume that was overwritten at random and closed, with its last host, and what it holds.
+fn aged() -> (Environment, Vec<u64>) {
+    let mut disk = Disk::new(None);
+    disk.age(40);
+    close(&mut disk.world, &disk.volume);
+    (disk.world.kill(), disk.blocks)
+}
+
+fn start(env: Environment, compact: CompactOptions) -> World {
+    World::start(Environment {
+        compact: Some(compact),
+        ..env
+    })
+}
+
+/// A host that has just taken the volume to maintain it.
+fn maintaining(compact: CompactOptions) -> (World, Vec<u64>) {
+    let (env, blocks) = aged();
+    let mut world = start(env, compact);
+    world.wait(|world| is_maintained(&world.env).then_some(()));
+    (world, blocks)
+}
+
+fn is_maintained(env: &Environment) -> bool {
+    let root = root_of(env, "demo");
+    root.owner.is_some() && root.is_maintained()
+}
+
+fn is_free(root: &Root) -> bool {
+    root.owner.is_none() && root.claimant.is_none() && !root.is_maintained()
+}
+
+fn open(world: &mut World) -> Result<Volume, OpenError> {
+    world.try_open("demo", false)
+}
+
+#[test]
+fn a_volume_that_nobody_has_open_is_compacted_and_closed_again() {
+    let (env, blocks) = aged();
+    let before = pack_bytes(&env);
+    let mut world = start(env, often());
+    world.pass(3000);
+    for _ in 0..3 {
+        gc(&mut world);
+        world.pass(1000);
+    }
+    let (report, after) = (world.host.compaction(), pack_bytes(&world.env));
+    let live = BLOCKS * BLOCK;
+    println!("{live} bytes alive; packs {before} before, {after} after; {report:?}");
+    assert!(before > 2 * live, "there is something to do: {before}");
+    assert!(after <= 2 * live + live / 16, "{after} bytes for {live}");
+    assert_eq!((report.failures, report.unreadable_chunks), (0, 0));
+    assert!(report.maintained > 0, "{report:?}");
+    assert!(is_free(&root_of(&world.env, "demo")));
+    assert!(world.host.unserved_tails().is_empty());
+    let volume = open(&mut world).expect("opened");
+    verify(&mut world, &volume, &blocks);
+}
+
+#[test]
+fn a_closed_volume_with_nothing_to_do_costs_one_read_of_its_root_for_each_walk() {
+    let (env, _) = aged();
+    let mut world = start(env, often());
+    world.pass(5000);
+    let root = root_of(&world.env, "demo");
+    let before = world.env.requests.clone();
+    world.pass(2000);
+    let mut since = world.env.requests.clone();
+    for (kind, count) in &before {
+        since.entry(kind.clone()).and_modify(|now| *now -= count);
+    }
+    since.retain(|(kind, _), count| *count > 0 && *kind != "list");
+    let looks = since.remove(&("get", "volumes".to_owned())).unwrap_or(0);
+    assert!((10..=21).contains(&looks), "{looks} walks in 2 s");
+    assert!(since.is_empty(), "{since:?}");
+    assert_eq!(root_of(&world.env, "demo"), root, "nobody took it");
+}
+
+#[test]
+fn whoever_opens_it_here_waits_for_the_present_step_only_and_it_is_nobodys_to_take_then() {
+    let (mut world, blocks) = maintaining(slowly());
+    let before = world.now_ns;
+    let volume = open(&mut world).expect("opened");
+    let waited_ms = (world.now_ns - before) / 1_000_000;
+    // Reading all of it at that rate takes 8 seconds.
+    assert!(waited_ms < 5000, "{waited_ms}");
+    assert!(!root_of(&world.env, "demo").is_maintained());
+    verify(&mut world, &volume, &blocks);
+    let mut other = elsewhere(&world);
+    assert!(matches!(open(&mut other), Err(OpenError::Held { .. })));
+    world.pass(3000);
+    verify(&mut world, &volume, &blocks);
+}
+
+#[test]
+fn another_host_takes_it_without_being_asked_to_take_over() {
+    let (mut world, blocks) = maintaining(slowly());
+    let mut other = other_host(&mut world);
+    let volume = open(&mut other).expect("opened");
+    verify(&mut other, &volume, &blocks);
+    other.write_noise(&volume, 0, 7777, BLOCK);
+    other.sync(&volume);
+    let root = root_of(&other.env, "demo");
+    assert!(!root.is_maintained() && root.owner.is_some());
+    // The first one goes on, finds out, and leaves nothing behind.
+    hand_over(&mut other, &mut world);
+    world.pass(10_000);
+    assert_eq!(root_of(&world.env, "demo"), root);
+    assert!(world.host.unserved_tails().is_empty());
+    assert!(matches!(open(&mut world), Err(OpenError::Held { .. })));
+    hand_over(&mut world, &mut other);
+    let mut blocks = blocks;
+    blocks[0] = 7777;
+    verify(&mut other, &volume, &blocks);
+    close(&mut other, &volume);
+}
+
+#[test]
+fn deleting_forking_and_snapshots_wait_for_it_on_its_host_and_take_it_on_others() {
+    for is_here in [true, false] {
+        for what in ["delete", "fork", "snapshot", "restore", "rename"] {
+            let (env, blocks) = aged();
+            let mut world = start(env, slowly());
+            if what == "restore" {
+                snapshot(&mut world, "demo@before").expect("taken");
+            }
+            world.wait(|world| is_maintained(&world.env).then_some(()));
+            if !is_here {
+                world = other_host(&mut world);
+            }
+            match what {
+                "delete" => delete(&mut world, "demo"),
+                "fork" => make_fork(&mut world, "demo", "fork").expect("forked"),
+                "snapshot" => drop(snapshot(&mut world, "demo@now").expect("taken")),
+                "restore" => {
+                    let answer = world.host.restore_volume("demo@before", "demo@kept");
+                    drop(done(&mut world, &answer));
+                }
+                _ => {
+                    let answer = world.host.rename_volume("demo", "else");
+                    drop(done(&mut world, &answer));
+                }
+            }
+            let (name, other) = match what {
+                "delete" => continue,
+                "fork" => ("fork", "demo"),
+                "rename" => ("else", "else"),
+                _ => ("demo", "demo"),
+            };
+            // As durable as it was said to be, also where this host is lost now.
+            assert!(has_root(&world.env, name), "{what}, here: {is_here}");
+            let mut last = elsewhere(&world);
+            for name in [name, other] {
+                if name == "fork" || !is_maintained_any(&last.env, name) {
+                    let volume = last.try_open(name, false).expect("opened");
+                    verify(&mut last, &volume, &blocks);
+                    close(&mut last, &volume);
+                }
+            }
+        }
+    }
+}
+
+fn is_maintained_any(env: &Environment, name: &str) -> bool {
+    root_of(env, name).is_maintained()
+}
+
+#[test]
+fn a_maintenance_that_was_cut_short_is_ended_by_the_next_walk_or_by_whoever_opens_it() {
+    let (world, blocks) = maintaining(slowly());
+    let env = world.kill();
+    let mut next = start(env.copy(), often());
+    next.wait(|world| is_free(&root_of(&world.env, "demo")).then_some(()));
+    let volume = open(&mut next).expect("opened");
+    verify(&mut next, &volume, &blocks);
+    let mut idle = World::start(Environment {
+        compact: None,
+        ..env.copy()
+    });
+    let volume = open(&mut idle).expect("opened");
+    assert!(!root_of(&idle.env, "demo").is_maintained());
+    verify(&mut idle, &volume, &blocks);
+    // A host that knows nothing of the one that died waits until it has seen that it does not go on.
+    let mut other = World::start(Environment {
+        objects: env.objects.clone(),
+        versions: env.versions + 5000,
+        compact: Some(often()),
+        ..Environment::default()
+    });
+    other.wait(|world| is_free(&root_of(&world.env, "demo")).then_some(()));
+    let volume = open(&mut other).expect("opened");
+    verify(&mut other, &volume, &blocks);
+}
+
+#[test]
+fn a_client_never_serves_under_the_claim_of_a_maintenance() {
+    let (env, blocks) = aged();
+    let mut world = start(env, often());
+    // The store is gone between the claim and the adoption.
+    world.env.store_ms = 50;
+    world.wait(|world| root_of(&world.env, "demo").is_maintained().then_some(()));
+    world.env.outage = true;
+    assert!(world.host.set_compact_interval(0));
+    world.wait(|world| (world.host.compaction().failures > 0).then_some(()));
+    world.env.outage = false;
+    let volume = open(&mut world).expect("opened");
+    assert!(!root_of(&world.env, "demo").is_maintained());
+    verify(&mut world, &volume, &blocks);
+}
+
+#[test]
+fn no_start_finds_anything_of_a_maintained_volume_in_the_log() {
+    let (world, _) = maintaining(slowly());
+    let mut next = World::start(Environment {
+        compact: None,
+        ..world.kill()
+    });
+    // A server attaches what its log has of volumes, and serves it, also while the store is away.
+    assert!(next.host.unserved_tails().is_empty(), "found");
+    let answer = next.host.open_unchecked("demo", OpenMode::default());
+    assert!(next.wait(|_| answer.try_take()).is_err());
+}
+
+#[test]
+fn a_maintenance_leaves_the_volume_as_it_was_closed_for_a_disk_that_is_still_there() {
+    let mut disk = Disk::new(None);
+    disk.age(40);
+    let hold = disk.volume.hold();
+    close(&mut disk.world, &disk.volume);
+    let mut world = start(disk.world.kill(), often());
+    world.wait(|world| (world.host.compaction().maintained > 0).then_some(()));
+    world.wait(|world| is_free(&root_of(&world.env, "demo")).then_some(()));
+    let volume = open_bound(&mut world, hold).expect("goes on");
+    verify(&mut world, &volume, &disk.blocks);
+}
+
+#[test]
+fn whatever_locks_its_name_meanwhile_a_maintained_volume_is_closed_again() {
+    let (mut world, blocks) = maintaining(slowly());
+    world.env.store_ms = 20;
+    world.create("else", BLOCKS * BLOCK);
+    while !is_free(&root_of(&world.env, "demo")) {
+        // It holds the lock of the name until the store has said that there is such a volume.
+        let said = make_fork(&mut world, "else", "demo");
+        assert!(said.is_err());
+        world.pass(10);
+    }
+    let volume = open(&mut world).expect("opened");
+    verify(&mut world, &volume, &blocks);
+}
+
+#[test]
+fn a_root_that_cannot_be_read_holds_up_no_other_volume() {
+    let (env, _) = aged();
+    let mut world = start(env, often());
+    let key = volume::object::root_key("a");
+    world.env.objects.insert(key, (vec![7; 100], 1));
+    world.wait(|world| (world.host.compaction().maintained > 0).then_some(()));
+}
+
+#[test]
+fn a_volume_that_waits_for_its_owner_is_left_alone() {
+    let mut disk = Disk::new(None);
+    disk.age(40);
+    let env = disk.world.kill();
+    let mut world = start(env, often());
+    let root = root_of(&world.env, "demo");
+    world.pass(3000);
+    assert_eq!(root_of(&world.env, "demo"), root);
+    let volume = open(&mut world).expect("opened");
+    verify(&mut world, &volume, &disk.blocks);
+}
+
+#[cfg(feature = "planted")]
+mod planted {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "is_maintained")]
+    fn a_claim_that_serves_clients_as_well_is_seen() {
+        canary::with(
+            "client_serves_under_a_maintenance_claim",
+            a_client_never_serves_under_the_claim_of_a_maintenance,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "found")]
+    fn a_maintained_volume_that_is_in_the_log_is_seen() {
+        canary::with(
+            "maintained_volume_is_in_the_log",
+            no_start_finds_anything_of_a_maintained_volume_in_the_log,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "InUse")]
+    fn a_maintenance_that_does_not_yield_is_seen() {
+        canary::with(
+            "maintenance_does_not_yield",
+            whoever_opens_it_here_waits_for_the_present_step_only_and_it_is_nobodys_to_take_then,
+        );
+    }
+}
