@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use blkmq::io::FileId;
 
 use crate::error::OpenError;
-use crate::jobs::{Port, join};
+use crate::jobs::{Port, join, join_all};
 use crate::log::frame::{Frame, FrameParse, VERSION, VERSION_MIN, decode};
 use crate::log::layout::{BLOCK_BYTES, Layout};
 use crate::recover::continuation::JournalMark;
@@ -32,11 +32,11 @@ pub(super) struct JournalHalf {
 pub(super) const LOST_FRAME_REMEDY: &str = "commits that were flushed are gone. Open the volumes from the store, with a new cache directory \
      and `firn attach VOLUME --take-over`";
 
-/// Bytes read at once.
-const STEP: u64 = 1 << 20;
+/// Bytes of one read.
+const READ_BYTES: u64 = 1 << 20;
 
-/// The same where it is known how many are wanted.
-const STEP_MAX: u64 = 16 << 20;
+/// Bytes read at once, by reads beside each other.
+const STEP: u64 = 4 * READ_BYTES;
 
 /// Bytes read of a half of which only the first frame is looked at, which is seldom longer.
 const FIRST_STEP: u64 = 16 << 10;
@@ -54,11 +54,27 @@ pub(super) async fn read_half(
             return Ok(scan.half);
         }
         let more = STEP.max(wanted).next_multiple_of(BLOCK_BYTES);
-        let more = more.min(layout.half_bytes - scan.read);
-        let offset = layout.half(half) + scan.read;
-        let data = port.read(FileId::LOG, offset, more as usize).await;
+        read_more(port, layout, half, (&mut scan, more)).await?;
+    }
+}
+
+/// Feeds a scan with so many bytes, or what is left of the half.
+async fn read_more(
+    port: &Port,
+    layout: &Layout,
+    half: usize,
+    (scan, bytes): (&mut HalfScan, u64),
+) -> Result<(), OpenError> {
+    let end = layout.half_bytes.min(scan.read + bytes);
+    let starts = (scan.read..end).step_by(READ_BYTES as usize);
+    let reads = starts.map(|start| {
+        let len = READ_BYTES.min(end - start) as usize;
+        Box::pin(port.read(FileId::LOG, layout.half(half) + start, len))
+    });
+    for data in join_all(reads.collect()).await {
         scan.feed(&data?);
     }
+    Ok(())
 }
 
 /// The half that a stopped host has named, up to where that host wrote: what lies behind, and the other half, need no
@@ -96,13 +112,9 @@ async fn scan_until(
     let mut scan = HalfScan::new(host, layout.half_bytes);
     let mut wanted = 0;
     while scan.read < layout.half_bytes && !is_done(&scan) {
-        let rest = (bytes + BLOCK_BYTES)
-            .saturating_sub(scan.read)
-            .min(STEP_MAX);
+        let rest = (bytes + BLOCK_BYTES).saturating_sub(scan.read).min(STEP);
         let more = rest.max(wanted).max(1).next_multiple_of(BLOCK_BYTES);
-        let more = more.min(layout.half_bytes - scan.read);
-        let offset = layout.half(half) + scan.read;
-        scan.feed(&port.read(FileId::LOG, offset, more as usize).await?);
+        read_more(port, layout, half, (&mut scan, more)).await?;
         wanted = scan.run()? as u64;
     }
     Ok(scan.half)

@@ -83,6 +83,19 @@ impl ReplayedLayer {
         self.bytes -= hidden;
     }
 
+    /// The same for commits that follow each other, whose order is lost. Most logs have many that overlap nothing: in the
+    /// order of their sectors these take no search, and leaves of the map are full.
+    fn insert_all(&mut self, commits: &mut Vec<Entry>) {
+        if self.map.is_empty() && commits.len() > 1 {
+            commits.sort_unstable_by_key(|entry| entry.span.start);
+            let is_apart = |pair: &[Entry]| pair[0].span.end <= pair[1].span.start;
+            if !commits.windows(2).all(is_apart) {
+                commits.sort_unstable_by_key(|entry| entry.lsn);
+            }
+        }
+        commits.drain(..).for_each(|entry| self.insert(&entry));
+    }
+
     /// What it becomes with the layer above it.
     fn merge(&mut self, newer: &ReplayedLayer) {
         for (span, extent) in newer.map.iter() {
@@ -138,13 +151,27 @@ impl<'a> Layering<'a> {
     fn cut(&self, commits: &[Entry], points: &[Lsn]) -> Vec<ReplayedLayer> {
         let mut layers = Vec::new();
         let mut top = ReplayedLayer::default();
+        // Commits that are not in the layer yet, and at least as much content as it has with them.
+        let (mut next, mut bytes_most) = (Vec::new(), 0);
         for commit in commits {
-            top.insert(commit);
-            top.last = commit.lsn;
-            let is_slice = top.bytes >= self.slice_bytes && !self.may_continue(commit);
-            if is_slice || points.contains(&commit.lsn) {
-                layers.push(std::mem::take(&mut top));
+            next.push(*commit);
+            bytes_most += commit.span.bytes();
+            let is_point = points.contains(&commit.lsn);
+            if bytes_most < self.slice_bytes && !is_point {
+                continue;
             }
+            top.insert_all(&mut next);
+            top.last = commit.lsn;
+            bytes_most = top.bytes;
+            let is_slice = top.bytes >= self.slice_bytes && !self.may_continue(commit);
+            if is_slice || is_point {
+                layers.push(std::mem::take(&mut top));
+                bytes_most = 0;
+            }
+        }
+        top.insert_all(&mut next);
+        if let Some(newest) = commits.last() {
+            top.last = newest.lsn;
         }
         layers.push(top);
         layers
@@ -265,5 +292,78 @@ pub(super) fn finish(replay: TailReplay, layers: Vec<ReplayedLayer>) -> Recovere
         newest: replay.newest,
         framed: replay.framed.unwrap_or(replay.newest),
         snapshots,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::layers::LogAddr;
+
+    const SLICE_BYTES: u64 = 64 << 10;
+
+    /// A commit of some blocks among the first `blocks`, now and then of zeroes.
+    fn commit(lsn: u64, blocks: u64, random: u64) -> Entry {
+        let start = random % blocks;
+        let is_zeroes = (random >> 32).is_multiple_of(8);
+        Entry {
+            lsn: Lsn(lsn),
+            span: Span::new(start * 8, 8 * (1 + (random >> 40) % 3)),
+            addr: LogAddr::new(if is_zeroes { 0 } else { lsn * 64 }),
+            generation: 1,
+        }
+    }
+
+    /// Last commits and extents of the layers that come of taking each commit by itself.
+    fn cut_one_by_one(layering: &Layering<'_>, commits: &[Entry], points: &[Lsn]) -> Vec<String> {
+        let mut layers = vec![ReplayedLayer::default()];
+        for commit in commits {
+            let top = layers.last_mut().expect("never empty");
+            top.insert(commit);
+            top.last = commit.lsn;
+            let is_slice = top.bytes >= SLICE_BYTES && !layering.may_continue(commit);
+            if is_slice || points.contains(&commit.lsn) {
+                layers.push(ReplayedLayer::default());
+            }
+        }
+        describe(&layers)
+    }
+
+    fn describe(layers: &[ReplayedLayer]) -> Vec<String> {
+        let layers = layers.iter().filter(|layer| !layer.map.is_empty());
+        let describe = |layer: &ReplayedLayer| {
+            let extents: Vec<_> = layer.map.iter().collect();
+            format!("{} {} {extents:?}", layer.last.0, layer.bytes)
+        };
+        layers.map(describe).collect()
+    }
+
+    #[test]
+    fn commits_become_the_same_layers_as_if_each_was_taken_by_itself() {
+        let layout = Layout::new(8 << 20, 64 << 10).expect("valid");
+        let layering = Layering {
+            layout: &layout,
+            slice_bytes: SLICE_BYTES,
+            generations: &[],
+        };
+        let mut random = 1_u64;
+        let mut next = || {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            random >> 12
+        };
+        // Few blocks are written again and again, of many hardly any twice.
+        for blocks in [4, 40, 4000] {
+            for count in [0, 1, 7, 300] {
+                let commits: Vec<Entry> =
+                    (1..=count).map(|lsn| commit(lsn, blocks, next())).collect();
+                for points in [vec![], vec![Lsn(5), Lsn(6), Lsn(200)]] {
+                    let found = describe(&layering.cut(&commits, &points));
+                    let expected = cut_one_by_one(&layering, &commits, &points);
+                    assert_eq!(found, expected, "{count} commits to {blocks} blocks");
+                }
+            }
+        }
     }
 }

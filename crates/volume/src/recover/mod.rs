@@ -285,10 +285,12 @@ async fn read_halves(
         halves[mark.half] = marked;
         return Ok((halves, Some(end).filter(|_| is_end)));
     }
-    let halves = [
-        read_half(port, layout, host, 0).await?,
-        read_half(port, layout, host, 1).await?,
-    ];
+    let (first, second) = join(
+        read_half(port, layout, host, 0),
+        read_half(port, layout, host, 1),
+    )
+    .await;
+    let halves = [first?, second?];
     let whole = halves.iter().filter(|half| half.whole);
     check_no_durable_frame_lost(&halves, whole.max_by_key(|half| half.lap))?;
     Ok((halves, None))
