@@ -92,7 +92,7 @@ pub use crate::driver::BackendKind;
 pub use crate::driver::CommandDriver;
 pub use crate::error::{StartError, StoppedError};
 pub use crate::handle::Handle;
-pub use crate::heap::{populate_program, reserve_heap};
+pub use crate::heap::{HeapReserve, can_populate, populate_program, reserve_heap};
 pub use crate::ids::{FileIndex, OpId, SourceId, Token};
 pub use crate::inherited::inherited_fd;
 pub use crate::memory::{DioAlign, SharedWords, memfd};

@@ -27,6 +27,7 @@ use volume::{Answer, Continuation, OpenError};
 use self::api_listeners::ApiListeners;
 use self::handover::{Outgoing, RetainedFiles};
 use self::nbd_listeners::NbdListeners;
+use self::process::UnfilledMemory;
 use self::service_manager::ServiceManager;
 use self::upgrade::{hand_over, prepare_upgrade, restore_cache};
 use crate::abort_on_panic::abort_on_panic_under_locks;
@@ -78,10 +79,18 @@ pub(crate) fn serve(
     stops_with_stdin: bool,
 ) -> Result<()> {
     abort_on_panic_under_locks();
-    incoming.lacks_memory = process::prepare(incoming.takes_over());
+    let memory = process::prepare();
     match incoming.takes_over() {
-        false => sandbox::enter(&settings)?,
-        true => sandbox::check_inherited(&settings),
+        false => {
+            sandbox::enter(&settings)?;
+            if let Some(memory) = memory {
+                memory.fill_beside();
+            }
+        }
+        true => {
+            sandbox::check_inherited(&settings);
+            incoming.unfilled_memory = memory;
+        }
     }
     if stops_with_stdin {
         process::stop_with_stdin();
@@ -120,9 +129,19 @@ fn serve_at(
         faults: settings.store_faults,
         may_create: is_first_start,
     });
-    if !takes_over {
-        runtime.block_on(store.start())?;
-    }
+    let starting = match takes_over {
+        // When clients are served.
+        true => None,
+        false if is_first_start => {
+            runtime.block_on(store.start())?;
+            None
+        }
+        // Beside recovery: clients may wait for it.
+        false => Some(runtime.spawn({
+            let store = Arc::clone(&store);
+            async move { store.start().await }
+        })),
+    };
     let mut progress = messages::LogFillBar::default();
     let files = CacheDir::open_locked(settings, incoming.lock.take(), &mut progress)?;
     handover::step("locked")?;
@@ -137,6 +156,10 @@ fn serve_at(
     });
     let engine = Engine::start(settings, shared, files, runtime.handle(), continues);
     let mut engine = runtime.block_on(engine)?;
+    if let Some(starting) = starting {
+        let started = runtime.block_on(starting);
+        started.map_err(|_| Failure::internal("the start of the store panicked"))??;
+    }
     handover::step("recovered")?;
     if let Some(cache) = passed_cache {
         restore_cache(&runtime, &engine.host, cache);
@@ -173,9 +196,6 @@ fn serve_at(
 /// The runtime of a server, and what lives on it from the start.
 fn start_runtime(settings: &Settings, takes_over: bool) -> Result<Runtime> {
     let runtime = runtime()?;
-    if !takes_over {
-        blocking_threads::start(runtime.handle(), BLOCKING_THREADS);
-    }
     if let Some(endpoint) = &settings.otlp_endpoint {
         match spans::start(endpoint, runtime.handle()) {
             // In an upgrade the program before would fail the same way.
@@ -188,14 +208,14 @@ fn start_runtime(settings: &Settings, takes_over: bool) -> Result<Runtime> {
     Ok(runtime)
 }
 
-/// What a program that took another's place does only when its clients are served again: they would have waited for
-/// it, and the program before had it.
+/// What is done only when the volumes are open: clients would have waited for it. A program that took another's place
+/// starts the store here, too, which the program before had.
 fn start_later(
     control: &ControlPlane,
-    lacks_memory: bool,
+    (takes_over, memory): (bool, Option<UnfilledMemory>),
     wait_for_keeper: impl FnOnce() + Send + 'static,
 ) {
-    if let Some(store) = control.store.clone() {
+    if let Some(store) = control.store.clone().filter(|_| takes_over) {
         tokio::spawn(async move {
             if let Err(failure) = store.start().await {
                 tracing::error!(%failure, "the store cannot be used");
@@ -206,8 +226,8 @@ fn start_later(
     tokio::task::spawn_blocking(move || {
         wait_for_keeper();
         blocking_threads::start(&runtime, BLOCKING_THREADS);
-        if lacks_memory {
-            process::fill_memory();
+        if let Some(memory) = memory {
+            memory.fill();
         }
     });
 }
@@ -248,7 +268,7 @@ async fn run(
         () = stop.recv() => stop_at_once(control).await,
     };
     handover::step("opened")?;
-    let lacks_memory = incoming.lacks_memory;
+    let memory = incoming.unfilled_memory.take();
     let wait_for_keeper = incoming.take_keeper();
     control.keep_settings(&incoming.settings).await;
     let passed = std::mem::take(&mut incoming.settings);
@@ -257,9 +277,9 @@ async fn run(
     if takes_over {
         handover::step("clients-served")?;
         control.begin_configured_cache_size(&passed);
-        start_later(control, lacks_memory, wait_for_keeper);
         tokio::spawn(end_without_session(control.host.session_recorded()));
     }
+    start_later(control, (takes_over, memory), wait_for_keeper);
     let waiting = tokio::select! {
         waiting = control.open_put_off(not_opened) => waiting?,
         // Clients are connected: it is an end in good order.

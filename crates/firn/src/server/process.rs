@@ -4,6 +4,7 @@
 //! fails the start.
 
 use futures_util::FutureExt;
+use reactor::HeapReserve;
 use rustix::mm::MlockAllFlags;
 use rustix::process::Resource;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,28 +17,47 @@ use crate::memory_plan::MemoryPlan;
 const OPEN_FILES_MIN: u64 = 1 << 16;
 
 /// What whoever writes the log needs of this process, before it has threads: it must come through want of
-/// memory while its own disks wait for it, and hold many files open. A program that `takes_over` has clients that wait:
-/// what it does not need at once it gets by [`fill_memory`]. Whether there is such.
-pub(crate) fn prepare(takes_over: bool) -> bool {
+/// memory while its own disks wait for it, and hold many files open. Clients may wait for it: the memory that it returns is to
+/// be filled beside what they wait for.
+pub(crate) fn prepare() -> Option<UnfilledMemory> {
     set_io_flusher();
-    let is_locked = lock_memory(takes_over);
+    let is_locked = lock_memory();
+    let mut heap = None;
     if is_locked && !canary::active!("heap_of_the_moment") {
-        let reserve_bytes = MemoryPlan::of_host().reserve_bytes;
-        if !reactor::reserve_heap(if takes_over { 0 } else { reserve_bytes }) {
+        heap = reactor::reserve_heap(MemoryPlan::of_host().reserve_bytes);
+        if heap.is_none() {
             tracing::debug!("the allocator takes no advice: no heap is reserved");
         }
     }
     avoid_oom_kill();
     raise_open_files_limit();
-    is_locked && takes_over
+    is_locked.then_some(UnfilledMemory { heap })
 }
 
-/// Takes the memory that [`prepare`] left for later: the program's own pages, and the heap's reserve.
-pub(crate) fn fill_memory() {
-    if let Err(error) = reactor::populate_program() {
-        tracing::debug!(%error, "the program is not in memory as a whole");
+/// Memory that this process is to have before it is short: the program's own pages, and the heap's reserve.
+#[derive(Debug)]
+pub(crate) struct UnfilledMemory {
+    heap: Option<HeapReserve>,
+}
+
+impl UnfilledMemory {
+    /// Fills it, which takes long.
+    pub(crate) fn fill(self) {
+        if let Some(Err(error)) = self.heap.map(HeapReserve::fill) {
+            tracing::debug!(%error, "the heap's reserve is not in memory as a whole");
+        }
+        if let Err(error) = reactor::populate_program() {
+            tracing::debug!(%error, "the program is not in memory as a whole");
+        }
     }
-    reactor::reserve_heap(MemoryPlan::of_host().reserve_bytes);
+
+    /// The same by a thread of its own, while this one goes on. The thread inherits what this one may do.
+    pub(crate) fn fill_beside(self) {
+        let thread = std::thread::Builder::new().name("firn-memory".into());
+        if let Err(error) = thread.spawn(move || self.fill()) {
+            tracing::debug!(%error, "memory is taken when it is needed");
+        }
+    }
 }
 
 /// A file system on one of this server's volumes, mounted on this machine, frees memory by writing
@@ -53,7 +73,7 @@ fn set_io_flusher() {
 /// for a page of its own there waits for itself. So what this process has in memory stays there, from
 /// the first touch on, as far as its limit allows. Without the privilege a limit that is not generous
 /// would make allocations fail, so then nothing is locked; `firn doctor` says so. Whether it is.
-fn lock_memory(takes_over: bool) -> bool {
+fn lock_memory() -> bool {
     let limit = rustix::process::getrlimit(Resource::Memlock);
     let may_lock_all = rustix::process::setrlimit(
         Resource::Memlock,
@@ -70,10 +90,10 @@ fn lock_memory(takes_over: bool) -> bool {
         );
         return false;
     }
-    // The program itself at once: a part of it that was never used may have to be read from a disk that
-    // waits for it. All else when it is touched: what is only reserved takes no memory.
+    // All when it is touched: what is only reserved takes no memory. The program itself soon, see `UnfilledMemory`: a part
+    // of it that was never used may have to be read from a disk that waits for it.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    let whole = match takes_over {
+    let whole = match reactor::can_populate() {
         true => Ok(()),
         false => rustix::mm::mlockall(MlockAllFlags::CURRENT),
     };

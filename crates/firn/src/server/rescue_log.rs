@@ -106,7 +106,9 @@ impl LogRescue {
     pub(crate) fn run(self) -> Result<LogRescueReport> {
         abort_on_panic_under_locks();
         // Disks of the stopped server may hold swap or a file system that waits, as while `serve` runs.
-        process::prepare(false);
+        if let Some(memory) = process::prepare() {
+            memory.fill_beside();
+        }
         let _lines = log_lines::write_by_a_thread();
         let runtime = runtime()?;
         let store = StoreAccess::new(StoreSettings {

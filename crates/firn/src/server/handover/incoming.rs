@@ -24,6 +24,7 @@ use super::{
 };
 use crate::local_files::CacheFile;
 use crate::model::PassedSettings;
+use crate::server::process::UnfilledMemory;
 use crate::server::service_manager::{KeepAlive, ServiceManager};
 
 /// The way back, as long as there is one.
@@ -72,8 +73,8 @@ pub(crate) struct Incoming {
     /// Of the old program, to which there is no way back.
     passed: Passed,
     timeout: Duration,
-    /// Some of the process's memory is to be had once it serves.
-    pub(in crate::server) lacks_memory: bool,
+    /// Memory of the process that it fills once it serves.
+    pub(in crate::server) unfilled_memory: Option<UnfilledMemory>,
     /// Where the log's journal ended.
     pub(in crate::server) journal: Option<JournalMark>,
     /// What the read cache holds.
@@ -193,7 +194,7 @@ impl Incoming {
             settings: record.settings.clone(),
             passed,
             timeout: Duration::from_millis(record.timeout_ms),
-            lacks_memory: false,
+            unfilled_memory: None,
             journal: last_words().and_then(|words| words.journal),
             keeper: last_words().and_then(|words| words.keeper),
             alive: None,
