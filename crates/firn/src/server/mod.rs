@@ -22,6 +22,7 @@ use std::time::{Duration, SystemTime};
 
 use store::SharedStore;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 use volume::{Answer, Continuation, OpenError};
 
 use self::api_listeners::ApiListeners;
@@ -129,19 +130,7 @@ fn serve_at(
         faults: settings.store_faults,
         may_create: is_first_start,
     });
-    let starting = match takes_over {
-        // When clients are served.
-        true => None,
-        false if is_first_start => {
-            runtime.block_on(store.start())?;
-            None
-        }
-        // Beside recovery: clients may wait for it.
-        false => Some(runtime.spawn({
-            let store = Arc::clone(&store);
-            async move { store.start().await }
-        })),
-    };
+    let starting = start_store(&runtime, &store, takes_over, is_first_start)?;
     let mut progress = messages::LogFillBar::default();
     let files = CacheDir::open_locked(settings, incoming.lock.take(), &mut progress)?;
     handover::step("locked")?;
@@ -156,10 +145,7 @@ fn serve_at(
     });
     let engine = Engine::start(settings, shared, files, runtime.handle(), continues);
     let mut engine = runtime.block_on(engine)?;
-    if let Some(starting) = starting {
-        let started = runtime.block_on(starting);
-        started.map_err(|_| Failure::internal("the start of the store panicked"))??;
-    }
+    wait_for_store(&runtime, starting)?;
     handover::step("recovered")?;
     if let Some(cache) = passed_cache {
         restore_cache(&runtime, &engine.host, cache);
@@ -191,6 +177,32 @@ fn serve_at(
     // Nothing waits for tasks that still run.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served.and(closed)
+}
+
+/// Opens and probes the store: a first start before it makes the log, a later one beside recovery, for which clients may
+/// wait. A program that took another's place does so when it serves them.
+fn start_store(
+    runtime: &Runtime,
+    store: &Arc<StoreAccess>,
+    takes_over: bool,
+    is_first_start: bool,
+) -> Result<Option<JoinHandle<Result<()>>>> {
+    if takes_over {
+        return Ok(None);
+    }
+    if is_first_start {
+        return runtime.block_on(store.start()).map(|()| None);
+    }
+    let store = Arc::clone(store);
+    Ok(Some(runtime.spawn(async move { store.start().await })))
+}
+
+/// Before a volume is opened a store that may not be used ends the start.
+fn wait_for_store(runtime: &Runtime, starting: Option<JoinHandle<Result<()>>>) -> Result<()> {
+    starting.map_or(Ok(()), |starting| {
+        let started = runtime.block_on(starting);
+        started.map_err(|_| Failure::internal("the start of the store panicked"))?
+    })
 }
 
 /// The runtime of a server, and what lives on it from the start.
