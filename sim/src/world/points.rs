@@ -169,7 +169,7 @@ impl Points {
     }
 
     /// Whether a snapshot of it is asked for, alone or with others.
-    fn is_being_taken(&self, attachment: usize) -> bool {
+    pub(super) fn is_being_taken(&self, attachment: usize) -> bool {
         let is_member = |call: &Call| match &call.asked {
             Asked::Take(members, _) => members.iter().any(|at| at.attachment == attachment),
             _ => false,

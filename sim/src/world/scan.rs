@@ -99,8 +99,12 @@ impl World {
         let (found, own) = self.judge_recovery(attachment, &image, &unread)?;
         self.judge_claim(attachment, found)?;
         self.judge_new_fork(attachment, &image, &unread, found)?;
+        // The answer to a group may come when a member was closed and opened again, and its point began long before.
+        let is_being_taken = self.points.is_being_taken(attachment);
         let state = &mut self.attachments[attachment];
-        state.history.prune();
+        if !is_being_taken {
+            state.history.prune();
+        }
         state.is_torn = false;
         let there = &self.machines[state.machine];
         let name = &self.lines[state.line].name;
