@@ -203,7 +203,8 @@ impl FaultCounts {
         Fault::ALL
             .iter()
             .copied()
-            .filter(|f| self.of(*f) == 0 && !SWITCHED_OFF.contains(f))
+            // A closed volume is seldom closed for long: in a minute of worlds there may be no maintenance of one.
+            .filter(|f| self.of(*f) == 0 && !SWITCHED_OFF.contains(f) && *f != Fault::Maintained)
             .collect()
     }
 }
