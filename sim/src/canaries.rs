@@ -60,6 +60,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "client_serves_under_a_maintenance_claim",
     "maintenance_does_not_yield",
     "maintained_volume_is_in_the_log",
+    "start_begins_without_permission",
     "scrub_keeps_what_it_found",
     "scrub_pins_nothing",
     "scrub_takes_an_outage_for_damage",

@@ -197,6 +197,7 @@ impl Node {
                 cache_follows: setup.cache.is_some(),
                 ..told
             }),
+            may_begin: None,
         });
         Node {
             host,

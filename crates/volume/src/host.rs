@@ -12,6 +12,7 @@ mod start;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
 use crate::cache::CacheUsage;
@@ -71,7 +72,13 @@ pub struct Setup {
     pub now: Now,
     /// This start continues a host that was stopped a moment ago.
     pub continues: Option<Continuation>,
+    /// Says whether the host may begin, once its log has been read; until then the log is as it was, and where the answer is
+    /// no it stays so. None: it may.
+    pub may_begin: Option<Permission>,
 }
+
+/// See [`Setup::may_begin`].
+pub type Permission = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 impl fmt::Debug for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -83,7 +83,7 @@ pub use collect::pass::{Amount, Findings};
 pub use driver::{Notify, Outcome, Request, RequestId};
 pub use error::OpenError;
 pub use failures::{FailureCounts, FailureKind};
-pub use host::{Host, HostUsage, Setup};
+pub use host::{Host, HostUsage, Permission, Setup};
 pub use jobs::Answer;
 pub use lock::on_panic_under_lock;
 pub use log::FORMATS as LOG_FORMATS;

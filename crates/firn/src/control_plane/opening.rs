@@ -660,7 +660,7 @@ mod tests {
         };
         let settings = Settings::new(&[], flags).unwrap();
         let files = CacheDir::open(&settings, &mut NoProgress).unwrap();
-        let started = Engine::start(&settings, store, files, runtime.handle(), None);
+        let started = Engine::start(&settings, store, files, runtime.handle(), None, None);
         let engine = runtime.block_on(started).unwrap();
         let control = Arc::new(
             ControlPlane::new(

@@ -26,7 +26,8 @@ use tokio::runtime::Handle;
 use ublk::device::LiveDevice;
 use ublk::exit::ExitTimeouts;
 use volume::{
-    CompactOptions, Continuation, Host, Notify, Options, RecoveryReport, Rings, ScrubOptions, Setup,
+    CompactOptions, Continuation, Host, Notify, Options, Permission, RecoveryReport, Rings,
+    ScrubOptions, Setup,
 };
 
 use crate::config::Settings;
@@ -105,6 +106,7 @@ impl Engine {
         files: CacheDir,
         runtime: &Handle,
         continues: Option<Continuation>,
+        may_begin: Option<Permission>,
     ) -> Result<Self> {
         let options = options(settings, &files, MemoryPlan::of_host());
         let memory = reactor::memfd(c"firn-fetched", options.memory_bytes)
@@ -127,6 +129,7 @@ impl Engine {
         let rings = Arc::new(RingFiles::open(&settings.ring_dir, &files.path)?);
         let setup = Setup {
             continues,
+            may_begin,
             ..setup(&files, options, &rings, &notifier, clock)?
         };
         let (host, recovered) = Host::start(setup);
@@ -288,6 +291,7 @@ fn setup(
         ),
         now: clock.now(),
         continues: None,
+        may_begin: None,
     })
 }
 

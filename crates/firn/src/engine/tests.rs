@@ -150,7 +150,14 @@ fn retry_until_certain<T>(mut attempt: impl FnMut() -> Result<T, OpenError>) -> 
 fn start(runtime: &Runtime, dir: &Path, store: &SharedStore) -> (Engine, Client) {
     let settings = settings(dir);
     let files = CacheDir::open(&settings, &mut NoProgress).unwrap();
-    let started = Engine::start(&settings, Arc::clone(store), files, runtime.handle(), None);
+    let started = Engine::start(
+        &settings,
+        Arc::clone(store),
+        files,
+        runtime.handle(),
+        None,
+        None,
+    );
     let engine = runtime.block_on(started).unwrap();
     let host = &engine.host;
     let spec = VolumeSpec {

@@ -22,8 +22,9 @@ use std::time::{Duration, SystemTime};
 
 use store::SharedStore;
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use volume::{Answer, Continuation, OpenError};
+use volume::{Answer, Continuation, OpenError, Permission};
 
 use self::api_listeners::ApiListeners;
 use self::handover::{Outgoing, RetainedFiles};
@@ -143,9 +144,18 @@ fn serve_at(
         journal: incoming.journal,
         cache_follows: passed_cache.is_some(),
     });
-    let engine = Engine::start(settings, shared, files, runtime.handle(), continues);
-    let mut engine = runtime.block_on(engine)?;
+    let (starting, may_begin) = starting.unzip();
+    let engine = Engine::start(
+        settings,
+        shared,
+        files,
+        runtime.handle(),
+        continues,
+        may_begin,
+    );
+    let engine = runtime.block_on(engine);
     wait_for_store(&runtime, starting)?;
+    let mut engine = engine?;
     handover::step("recovered")?;
     if let Some(cache) = passed_cache {
         restore_cache(&runtime, &engine.host, cache);
@@ -179,14 +189,18 @@ fn serve_at(
     served.and(closed)
 }
 
-/// Opens and probes the store: a first start before it makes the log, a later one beside recovery, for which clients may
-/// wait. A program that took another's place does so when it serves them.
+/// A store that is opened and probed, and how that ends.
+type StartingStore = (JoinHandle<Result<()>>, Permission);
+
+/// Opens and probes the store: a first start before it makes the log, a later one beside the reading of the log, for which
+/// clients may wait; the log is written to once the store has not refused this server. A program that took another's place
+/// does so when it serves them.
 fn start_store(
     runtime: &Runtime,
     store: &Arc<StoreAccess>,
     takes_over: bool,
     is_first_start: bool,
-) -> Result<Option<JoinHandle<Result<()>>>> {
+) -> Result<Option<StartingStore>> {
     if takes_over {
         return Ok(None);
     }
@@ -194,10 +208,18 @@ fn start_store(
         return runtime.block_on(store.start()).map(|()| None);
     }
     let store = Arc::clone(store);
-    Ok(Some(runtime.spawn(async move { store.start().await })))
+    let (tell, told) = oneshot::channel();
+    let starting = runtime.spawn(async move {
+        let started = store.start().await;
+        // Nobody listens if the log could not be read.
+        let _ = tell.send(started.is_ok());
+        started
+    });
+    let may_begin: Permission = Box::pin(async move { told.await.unwrap_or(false) });
+    Ok(Some((starting, may_begin)))
 }
 
-/// Before a volume is opened a store that may not be used ends the start.
+/// A store that may not be used ends the start, and says why.
 fn wait_for_store(runtime: &Runtime, starting: Option<JoinHandle<Result<()>>>) -> Result<()> {
     starting.map_or(Ok(()), |starting| {
         let started = runtime.block_on(starting);

@@ -127,7 +127,7 @@ impl LogRescue {
             None => None,
         };
         let shared = Arc::clone(&store) as SharedStore;
-        let started = Engine::start(&self.settings, shared, files, runtime.handle(), None);
+        let started = Engine::start(&self.settings, shared, files, runtime.handle(), None, None);
         let mut engine = runtime.block_on(started)?;
         messages::log_recovery(&engine.report);
         let control = Arc::new(ControlPlane::new(

@@ -193,12 +193,15 @@ fn directories_of_others_and_newer_formats_are_refused_and_left_alone() {
     );
     let newer = |file: &Path, line: &str| {
         let before = fs::read(file).unwrap();
+        let log = fs::read(world.path("cache/log")).unwrap();
         fs::write(file, line).unwrap();
         let said = world.expect_refusal("cache", &[]);
         assert!(
             said.contains("format 9") && said.contains("newer firn"),
             "{said}"
         );
+        let is_left = fs::read(world.path("cache/log")).unwrap() == log;
+        assert!(is_left, "a refused start has written to the log");
         fs::write(file, before).unwrap();
     };
     newer(

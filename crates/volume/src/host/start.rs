@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-use super::Setup;
+use super::{Permission, Setup};
 use crate::engine::{Engine, Parts};
 use crate::error::OpenError;
 use crate::jobs::{Jobs, Port};
@@ -47,6 +47,7 @@ pub(super) async fn start_engine(
     let mark = setup.continues.and_then(|before| before.journal);
     let host = HostId(fresh);
     let found = recover::open(&port, &setup.options, host, (rings, boot), mark).await?;
+    wait_for_permission(setup.may_begin).await?;
     let mut drawn = [0; 8];
     drawn.copy_from_slice(&hash("log session")[..8]);
     let drawn = u64::from_le_bytes(drawn);
@@ -107,6 +108,20 @@ pub(super) async fn start_engine(
         pass_gate(&engine, last);
     }
     Ok(report)
+}
+
+/// A start that may not begin leaves no session, no checkpoint and no report of a loss behind, however often it is made.
+async fn wait_for_permission(may_begin: Option<Permission>) -> Result<(), OpenError> {
+    let may_begin = match may_begin {
+        Some(permission) if !canary::active!("start_begins_without_permission") => permission.await,
+        _ => true,
+    };
+    match may_begin {
+        true => Ok(()),
+        false => Err(OpenError::Options(
+            "the start was refused before anything was written".into(),
+        )),
+    }
 }
 
 /// An engine that puts nothing into a cache file of which it is yet to hear what it holds.

@@ -7,7 +7,7 @@ use blkmq::io::{Backend, FileId, Op, Step};
 use volume::Volume;
 use volume::driver::{DiskError, Outcome};
 
-use crate::support::{Environment, HeapRings, World, waker};
+use crate::support::{Environment, HeapRings, World, options, waker};
 
 const GIB: u64 = 1 << 30;
 
@@ -22,6 +22,33 @@ fn with_volume() -> (World, Volume) {
 fn restart_with_other_rings(mut env: Environment, rings: Arc<HeapRings>) -> World {
     env.rings = rings;
     World::start(env)
+}
+
+#[test]
+fn a_start_that_may_not_begin_leaves_the_log_as_it_was() {
+    let (mut world, volume) = with_volume();
+    for block in 0..5 {
+        world.write(&volume, block * 8, block as u8 + 1, 4096);
+    }
+    let env = world.kill();
+    let before = env.written.clone();
+    let mut rings = Some(Arc::new(HeapRings::default()));
+    let mut env = Environment {
+        refuses_start: true,
+        ..env
+    };
+    // Also where it finds that something was lost, which the start that begins has to say.
+    for rings in [None, rings.take()] {
+        if let Some(rings) = rings {
+            env.rings = rings;
+        }
+        let refused = World::try_start(env, options()).err().expect("refused");
+        env = refused.1;
+        assert!(env.written == before, "written");
+    }
+    env.refuses_start = false;
+    let world = World::start(env);
+    assert!(!world.report.rings_lost.is_empty());
 }
 
 #[test]
@@ -241,4 +268,14 @@ fn a_sync_that_fails_while_no_volume_is_open_is_known_to_the_next_start() {
         fua: false,
     };
     assert!(world.request(&volume, write, &mut [2; 4096]).is_err());
+}
+
+#[cfg(feature = "planted")]
+#[test]
+#[should_panic(expected = "refused")]
+fn a_start_that_begins_without_permission_is_seen() {
+    canary::with(
+        "start_begins_without_permission",
+        a_start_that_may_not_begin_leaves_the_log_as_it_was,
+    );
 }

@@ -71,6 +71,8 @@ pub(crate) struct Environment {
     pub(crate) unreadable_cache: Vec<Range<u64>>,
     /// Hosts compact like this, whatever their options say.
     pub(crate) compact: Option<CompactOptions>,
+    /// A start is told, once it has read the log, that it may not begin.
+    pub(crate) refuses_start: bool,
     /// The next start continues the host that was stopped.
     pub(crate) continues: Option<Continuation>,
     /// Objects that are made when they are asked for: by key, offset and length.

@@ -144,6 +144,10 @@ impl World {
                 unix_ms: 0,
             },
             continues: env.continues.take(),
+            may_begin: match env.refuses_start {
+                true => Some(Box::pin(std::future::ready(false))),
+                false => None,
+            },
         };
         let (host, answer) = Host::start(setup);
         let mut world = World {
