@@ -203,8 +203,7 @@ impl FaultCounts {
         Fault::ALL
             .iter()
             .copied()
-            // A closed volume is seldom closed for long: in a minute of worlds there may be no maintenance of one.
-            .filter(|f| self.of(*f) == 0 && !SWITCHED_OFF.contains(f) && *f != Fault::Maintained)
+            .filter(|f| self.of(*f) == 0 && !SWITCHED_OFF.contains(f))
             .collect()
     }
 }

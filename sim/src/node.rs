@@ -462,7 +462,10 @@ impl Node {
         self.unchecked.retain(|volume, device| {
             let is_unchecked = device.is_unchecked();
             if !is_unchecked {
-                events.push(NodeEvent::Checked(*volume, device.check_serving().is_ok()));
+                // One that waited to be closed is closed at once, and had been found to go on.
+                let ended = device.check_serving().err();
+                let goes_on = ended.is_none_or(|kind| kind == blkmq::error::ErrorKind::Closed);
+                events.push(NodeEvent::Checked(*volume, goes_on));
             }
             is_unchecked
         });

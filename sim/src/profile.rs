@@ -331,6 +331,12 @@ impl Profile {
             limits.compact_ns = 4000 * MS;
         }
         limits.compact_closed = *rng.pick(&[0, 1, 2]);
+        if self.hosts > 1 && limits.compact_closed > 0 {
+            // A volume is closed for a moment only, until another host opens it, and what there is to do comes to an end.
+            limits.compact_ns = *rng.pick(&[100 * MS, 400 * MS]);
+            limits.compact_percent = 50;
+            limits.compact_runs = 2;
+        }
     }
 
     /// Most worlds scrub, and far more often than is of use; but a world has to come to an end.

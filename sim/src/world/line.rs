@@ -136,6 +136,12 @@ impl Line {
         self.new_fork.take()
     }
 
+    /// The histories that hosts held it by, and that their attachments go by no longer.
+    pub(super) fn left_branches(&self) -> impl Iterator<Item = &History> {
+        let tenures = self.incarnations.iter().flat_map(|one| &one.tenures);
+        tenures.filter_map(|tenure| tenure.left.as_ref())
+    }
+
     fn incarnation_of(&self, order: u64) -> usize {
         let later = |incarnation: &Incarnation| incarnation.from_version <= order;
         self.incarnations.partition_point(later) - 1

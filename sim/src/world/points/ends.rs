@@ -26,7 +26,10 @@ impl World {
         match (asked, end) {
             (Asked::Take(members, moments), PointEnd::Taken(result)) => {
                 if let Err(failure) = &result {
-                    self.judge_point_refusal(members[0].attachment, failure)?;
+                    // Of a group that another host has one volume of by now.
+                    let anothers = members.iter().find(|at| self.is_challenged(at.attachment));
+                    let judged = anothers.unwrap_or(&members[0]).attachment;
+                    self.judge_point_refusal(judged, failure)?;
                 }
                 self.add_snapshots(members, moments, result.ok().as_deref());
                 Ok(())
@@ -260,7 +263,10 @@ impl World {
                 if !self.is_single() && self.was_replaced_elsewhere(attachment, order, u64::MAX) {
                     // Another host has had it since, and of that it has what the store has.
                     let all = self.attachments.iter().filter(|at| at.line == here.line);
-                    origins.extend(all.map(|at| at.history.point_since(0)));
+                    let all = all.map(|at| &at.history);
+                    // Its own machine may be gone, and with it what its attachment knew.
+                    let left = self.lines[here.line].left_branches();
+                    origins.extend(all.chain(left).map(|at| at.point_since(0)));
                 }
                 (origins, None)
             }
