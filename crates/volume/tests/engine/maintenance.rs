@@ -263,6 +263,50 @@ fn a_maintenance_leaves_the_volume_as_it_was_closed_for_a_disk_that_is_still_the
 }
 
 #[test]
+fn a_disk_that_is_still_there_goes_on_while_another_host_maintains_the_volume() {
+    let mut disk = Disk::new(None);
+    disk.age(40);
+    let hold = disk.volume.hold();
+    close(&mut disk.world, &disk.volume);
+    let mut other = World::start(Environment {
+        compact: Some(slowly()),
+        versions: disk.world.env.versions + 5000,
+        ..Environment::default()
+    });
+    hand_over(&mut disk.world, &mut other);
+    other.wait(|world| is_maintained(&world.env).then_some(()));
+    hand_over(&mut other, &mut disk.world);
+    let volume = open_bound(&mut disk.world, hold).expect("goes on");
+    verify(&mut disk.world, &volume, &disk.blocks);
+}
+
+#[test]
+fn what_snapshots_keep_ends_a_maintenance_and_does_not_keep_it_going() {
+    let mut disk = Disk::new(None);
+    (0..BLOCKS).for_each(|block| disk.write(block));
+    disk.sync();
+    snapshot(&mut disk.world, "demo@first").expect("taken");
+    for _ in 0..6 {
+        (0..BLOCKS)
+            .filter(|at| at % 8 > 0)
+            .for_each(|at| disk.write(at));
+        disk.sync();
+    }
+    close(&mut disk.world, &disk.volume);
+    let compact = CompactOptions {
+        // One pack is more than a pass takes.
+        pass_bytes: 1,
+        closed_deltas: 0,
+        ..often()
+    };
+    let mut world = start(disk.world.kill(), compact);
+    world.wait(|world| (world.host.compaction().maintained > 0).then_some(()));
+    world.wait(|world| is_free(&root_of(&world.env, "demo")).then_some(()));
+    world.pass(3000);
+    assert_eq!(world.host.compaction().maintained, 1);
+}
+
+#[test]
 fn whatever_locks_its_name_meanwhile_a_maintained_volume_is_closed_again() {
     let (mut world, blocks) = maintaining(slowly());
     world.env.store_ms = 20;

@@ -254,7 +254,8 @@ async fn work(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<bool, OpenError>
             return Ok(false);
         };
         relocate(engine, tail, &chosen).await?;
-        if !chosen.has_more {
+        // Of what was chosen snapshots may name all: then another pass would choose the same.
+        if !chosen.has_more || chosen.is_empty() {
             return Ok(is_allowed(engine, tail));
         }
     }

@@ -125,7 +125,9 @@ pub(crate) async fn prepare(
     ranges: &[Range<u64>],
 ) -> Result<WarmUp, OpenError> {
     check_name(name)?;
-    let serves = |tail: &Arc<Tail>| tail.name() == name && tail.lock().status.serves();
+    let serves = |tail: &Arc<Tail>| {
+        tail.name() == name && !tail.is_for_maintenance() && tail.lock().status.serves()
+    };
     if engine.tails().iter().any(serves) {
         return Err(OpenError::InUse(name.to_owned()));
     }

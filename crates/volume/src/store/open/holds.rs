@@ -108,7 +108,8 @@ pub(in crate::store) fn is_continued(
     }
     let given_back = || {
         let by_this = tails.is_empty() || was_written_here(engine, root, tails);
-        is_closed(root) && by_this
+        // A maintenance leaves the volume as it was closed, while it goes on, too.
+        (is_closed(root) || root.is_maintained()) && by_this
     };
     root.since == hold.since && (continuing.is_some() || given_back())
 }
@@ -183,7 +184,8 @@ pub(in crate::store) fn continuing_tail(
     let continues = |tail: &&Arc<Tail>| {
         let status = tail.lock().status;
         let whole = !tail.is_rescue() && matches!(status, Status::Dormant | Status::Unchecked);
-        let of_hold = ours && tail.id().since == root.since;
+        // A maintenance keeps `since`, and no tail belongs to it: one that has it is of before the volume was closed.
+        let of_hold = ours && tail.id().since == root.since && !root.is_maintained();
         whole && (of_hold || was_given_back(engine, tail, root))
     };
     tails.iter().find(continues).cloned()
@@ -193,7 +195,7 @@ pub(in crate::store) fn continuing_tail(
 /// the log has no record of that: a crash came before the record, or the log is poisoned. Then the hold
 /// continues, however often that happens.
 fn was_given_back(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
-    is_closed(root) && covers_tail(engine, tail, root)
+    (is_closed(root) || root.is_maintained()) && covers_tail(engine, tail, root)
 }
 
 /// Whether nobody holds the volume, and no log has more of it than the root.
