@@ -84,6 +84,11 @@ pub enum DiskOp {
 }
 
 impl DiskOp {
+    /// The bytes that it moves; none for a sync.
+    pub fn bytes(&self) -> u64 {
+        self.place().len
+    }
+
     /// The operation and its place.
     pub fn place(&self) -> DiskPlace {
         let (operation, file, offset, len) = match *self {

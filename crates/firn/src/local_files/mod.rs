@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 use crate::config::Settings;
 use crate::failure::{Failure, FailureCode, Result};
 
-pub(crate) use blocking_io::BlockingIo;
+pub(crate) use blocking_io::{BlockingIo, PIECE_BYTES};
 pub(crate) use create::direct_io_alignment_in;
 pub(crate) use create::{CacheFile, LogFile, Progress};
 pub(crate) use disk_watch::{DiskState, DiskWatch};
