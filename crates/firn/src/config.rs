@@ -39,7 +39,7 @@ const SEGMENTS_MIN: u64 = 16;
 /// How often a server collects garbage, unless it is told. The first pass comes after a sixteenth to an eighth of it.
 const GC_DEFAULT: Interval = Interval(Some(Duration::from_secs(6 * 3600)));
 /// How often open volumes are looked at for something to compact, unless the server is told; closed ones at every sixth look.
-const COMPACT_DEFAULT: Interval = Interval(None);
+const COMPACT_DEFAULT: Interval = Interval(Some(Duration::from_secs(600)));
 /// In what time the local disk is scrubbed once, unless the server is told.
 const SCRUB_DEFAULT: Interval = Interval(Some(Duration::from_secs(7 * 24 * 3600)));
 /// Sizes of local files are multiples of this.

@@ -12,6 +12,11 @@ use super::host::Host;
 use super::object_store::ObjectStore;
 use crate::{Failure, minio};
 
+/// Passes of the garbage collector, and looks for something to compact, follow each other as closely as that a soak of minutes
+/// has many of them; a look at closed volumes is every sixth.
+const GC_INTERVAL: &str = "10s";
+const COMPACT_INTERVAL: &str = "2s";
+
 /// How servers are started.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
@@ -138,6 +143,7 @@ impl Setup {
         command.arg(format!("--nbd=unix:{}", host.nbd_socket().display()));
         command.args(["--log-size", &format!("{}MiB", self.log_mib)]);
         command.args(["--cache-size", &format!("{}MiB", self.cache_mib)]);
+        command.args(["--gc", GC_INTERVAL, "--compact", COMPACT_INTERVAL]);
         if !self.faults.is_empty() {
             command.args(["--planned-store-faults", &self.faults]);
         }

@@ -117,7 +117,7 @@ pub(crate) struct ServeArgs {
     /// Time between two looks whether packs of open volumes have much garbage, or random writes scattered a range:
     /// what is alive of them is then written anew, at 16 MiB a second. At every sixth look volumes that nobody has open are
     /// looked at, too, those that this server was the last to write to: one with something to do is opened for that, and
-    /// given to whoever wants it. off: packs go only when nothing in them is alive. [default: off]
+    /// given to whoever wants it. off: packs go only when nothing in them is alive. [default: 10m]
     #[arg(long, value_name = "TIME|off")]
     pub(crate) compact: Option<Interval>,
 

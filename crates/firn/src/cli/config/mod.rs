@@ -156,7 +156,7 @@ fn default_of(name: &str, settings: &Settings) -> Option<Value> {
         "ring-dir" => settings.ring_dir.display().to_string(),
         "rpo" => "30s".to_owned(),
         "gc" => "6h".to_owned(),
-        "compact" => "off".to_owned(),
+        "compact" => "10m".to_owned(),
         "scrub" => "168h".to_owned(),
         "trash-keep" => "24h".to_owned(),
         "slow-request" => "1s".to_owned(),
