@@ -87,6 +87,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "recovery_forgets_points",
     "foreign_root_of_equal_epoch",
     "floor_passes_unnamed_objects",
+    "a_fork_copies_what_it_shares",
     "compaction_names_no_pack",
     "compaction_swaps_without_looking",
     "copies_are_of_the_newest_lsn",

@@ -163,7 +163,8 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
         if look.status != Status::Live {
             continue;
         }
-        live += 1;
+        // Writers do not share the log with one that nobody writes to.
+        live += u64::from(!tail.is_for_maintenance());
         let crowded = pressure >= UPLOAD_AT_PERMILLE || extents > engine.layout.extents_max() / 2;
         is_due |= request_slices(engine, tail, &look, now, crowded);
         if look.oldest_uncut.is_some() {

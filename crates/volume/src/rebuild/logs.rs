@@ -161,6 +161,8 @@ impl Logs {
     ) -> Option<LastHolder> {
         if let Some(root) = &target.root {
             let owner = root.owner.as_ref().or(root.claimant.as_ref());
+            // Whoever only maintains it has nothing that is not in the store.
+            let owner = owner.filter(|_| !root.is_maintained());
             return owner.map(|owner| LastHolder {
                 host: owner.host,
                 epoch: root.epoch,

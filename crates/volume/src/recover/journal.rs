@@ -32,11 +32,11 @@ pub(super) struct JournalHalf {
 pub(super) const LOST_FRAME_REMEDY: &str = "commits that were flushed are gone. Open the volumes from the store, with a new cache directory \
      and `firn attach VOLUME --take-over`";
 
-/// Bytes of one read.
-const READ_BYTES: u64 = 1 << 20;
+/// Bytes of one read: no more than may be under way in any number.
+const READ_BYTES: u64 = 512 << 10;
 
 /// Bytes read at once, by reads beside each other.
-const STEP: u64 = 4 * READ_BYTES;
+const STEP: u64 = 8 * READ_BYTES;
 
 /// Bytes read of a half of which only the first frame is looked at, which is seldom longer.
 const FIRST_STEP: u64 = 16 << 10;

@@ -155,6 +155,69 @@ fn what_a_snapshot_keeps_is_not_copied_until_it_goes_and_holds_up_nothing_else()
 }
 
 #[test]
+fn what_a_snapshot_keeps_takes_no_room_from_what_can_go() {
+    let compact = CompactOptions {
+        runs_max: usize::MAX,
+        // One pack is all that a pass takes.
+        pass_bytes: 1,
+        ..compacting()
+    };
+    let mut disk = Disk::new(None);
+    (0..BLOCKS).for_each(|block| disk.write(block));
+    disk.sync();
+    snapshot(&mut disk.world, "demo@first").expect("taken");
+    // Of the first packs a quarter stays, which the snapshot has, and of the next ones a third, which it has not.
+    for rests in [&[1, 2, 3][..], &[1, 2]] {
+        (0..BLOCKS)
+            .filter(|at| rests.contains(&(at % 4)))
+            .for_each(|at| disk.write(at));
+        disk.sync();
+    }
+    disk.fold();
+    let blocks = disk.blocks.clone();
+    let env = disk.world.kill();
+    let (mut world, volume) = open_aged(&env, Some(compact));
+    world.wait(|world| {
+        let read = world.host.compaction().read_bytes;
+        (read > (BLOCKS * BLOCK) / 8).then_some(())
+    });
+    verify(&mut world, &volume, &blocks);
+}
+
+/// A scattered volume, of which a fork is all that is open.
+fn an_unwritten_fork_moves_nothing() {
+    let (env, blocks) = aged();
+    let (mut world, _) = open_aged(&env, None);
+    make_fork(&mut world, "demo", "fork").expect("forked");
+    let mut world = World::start(Environment {
+        compact: Some(compacting()),
+        ..world.kill()
+    });
+    let fork = world.open("fork");
+    let before = pack_bytes(&world.env);
+    world.pass(3000);
+    let report = world.host.compaction();
+    assert_eq!(report.steps, 0, "it was moved: {report:?}");
+    assert_eq!(pack_bytes(&world.env), before);
+    verify(&mut world, &fork, &blocks);
+}
+
+#[test]
+fn what_a_fork_has_from_its_parent_stays_where_it_lies() {
+    an_unwritten_fork_moves_nothing();
+}
+
+#[test]
+#[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
+#[should_panic(expected = "it was moved")]
+fn a_fork_that_copies_what_it_shares_is_seen() {
+    canary::with(
+        "a_fork_copies_what_it_shares",
+        an_unwritten_fork_moves_nothing,
+    );
+}
+
+#[test]
 fn a_crash_or_a_lost_answer_at_any_request_loses_nothing() {
     let (env, blocks) = aged();
     for fault in [Fault::LostAnswer, Fault::Outage, Fault::OutageBehind] {

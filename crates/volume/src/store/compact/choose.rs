@@ -79,24 +79,35 @@ impl Selection {
     }
 }
 
-/// Chooses packs by how much garbage goes for a byte that is copied, up to a pass's bytes, and then pages.
+/// Packs with so much garbage that what is alive of them may be written anew.
+pub(super) fn candidates(
+    options: &CompactOptions,
+    surveyed: &SurveyResult,
+    unreadable: &BTreeSet<ObjectId>,
+) -> BTreeSet<ObjectId> {
+    let is_candidate = |pack: &PackUse| {
+        !pack.is_shared && !pack.is_unfolded && pack.is_mostly_garbage(options.live_percent)
+    };
+    let packs = surveyed.packs.iter();
+    packs
+        .filter(|(id, pack)| is_candidate(pack) && !unreadable.contains(id))
+        .map(|(id, _)| *id)
+        .collect()
+}
+
+/// Chooses of the candidates by how much garbage goes for a byte that is copied, up to a pass's bytes, and then pages.
 pub(super) fn choose(
     options: &CompactOptions,
     surveyed: &SurveyResult,
+    candidates: &BTreeSet<ObjectId>,
     unreadable: &BTreeSet<ObjectId>,
 ) -> Selection {
     let mut chosen = Selection {
         unreadable: unreadable.clone(),
         ..Selection::default()
     };
-    let is_candidate = |pack: &PackUse| {
-        !pack.is_shared && !pack.is_unfolded && pack.is_mostly_garbage(options.live_percent)
-    };
-    let mut candidates: Vec<(&ObjectId, &PackUse)> = surveyed
-        .packs
-        .iter()
-        .filter(|(id, pack)| is_candidate(pack) && !unreadable.contains(id))
-        .collect();
+    let packs = surveyed.packs.iter();
+    let mut candidates: Vec<_> = packs.filter(|(id, _)| candidates.contains(id)).collect();
     // Garbage per live byte, the most first, without a division.
     candidates.sort_by(|(_, one), (_, other)| {
         let of =
@@ -141,6 +152,15 @@ mod tests {
         }
     }
 
+    fn choose_of_all(
+        options: &CompactOptions,
+        surveyed: &SurveyResult,
+        unreadable: &BTreeSet<ObjectId>,
+    ) -> Selection {
+        let all = candidates(options, surveyed, unreadable);
+        choose(options, surveyed, &all, unreadable)
+    }
+
     fn options(pass_bytes: u64) -> CompactOptions {
         CompactOptions {
             live_percent: 50,
@@ -158,10 +178,10 @@ mod tests {
             (90, 1000),
             (0, 2000),
         ]);
-        let all = choose(&options(1 << 30), &found, &BTreeSet::new());
+        let all = choose_of_all(&options(1 << 30), &found, &BTreeSet::new());
         assert!(all.packs.iter().eq(&[id(1), id(2), id(4)]), "{all:?}");
         assert!(!all.has_more);
-        let few = choose(&options(1), &found, &BTreeSet::new());
+        let few = choose_of_all(&options(1), &found, &BTreeSet::new());
         assert!(few.packs.iter().eq(&[id(2), id(4)]), "{few:?}");
         assert!(few.has_more);
     }
@@ -172,7 +192,7 @@ mod tests {
         found.packs.get_mut(&id(1)).expect("there").is_shared = true;
         found.packs.get_mut(&id(2)).expect("there").is_unfolded = true;
         found.packs.get_mut(&id(3)).expect("there").size = None;
-        let chosen = choose(&options(1 << 30), &found, &[id(0)].into());
+        let chosen = choose_of_all(&options(1 << 30), &found, &[id(0)].into());
         assert!(chosen.is_empty(), "{chosen:?}");
     }
 }

@@ -137,8 +137,11 @@ async fn look(
         return Ok(None);
     };
     shared::judge(engine, tail, &mut surveyed, facts).await?;
-    let mut chosen = choose::choose(&engine.options.compact, &surveyed, &facts.unreadable);
-    pinned::leave_out(engine, tail, &mut chosen).await?;
+    let (options, unreadable) = (&engine.options.compact, &facts.unreadable);
+    // Before any is chosen: a pass of packs that are to stay would leave no room for others.
+    let candidates = choose::candidates(options, &surveyed, unreadable);
+    let candidates = pinned::leave_out(engine, tail, candidates).await?;
+    let chosen = choose::choose(options, &surveyed, &candidates, unreadable);
     tracing::debug!(
         volume = tail.name(),
         live = surveyed.live_bytes(),

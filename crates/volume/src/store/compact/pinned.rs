@@ -8,7 +8,6 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::Pace;
-use super::choose::Selection;
 use super::walk::{read_node, read_pages};
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
@@ -26,28 +25,24 @@ use crate::store::open::load_index::learn_sessions;
 use crate::store::parts::RootWalk;
 use crate::store::roots::{READS_AT_ONCE, list_keys};
 
-/// Takes packs out of what was chosen that a snapshot or pin names.
+/// The candidates that no snapshot and no pin names.
 pub(super) async fn leave_out(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    chosen: &mut Selection,
-) -> Result<(), OpenError> {
-    if chosen.packs.is_empty() {
-        return Ok(());
-    }
+    candidates: BTreeSet<ObjectId>,
+) -> Result<BTreeSet<ObjectId>, OpenError> {
     let mut search = Search {
         engine,
         tail,
         pace: Pace::new(engine, tail),
         seen: HashSet::new(),
-        left: std::mem::take(&mut chosen.packs),
+        left: candidates,
     };
-    if !search.look_at_all().await? {
+    if !search.left.is_empty() && !search.look_at_all().await? {
         // Nothing was found out: nothing is chosen.
         search.left.clear();
     }
-    chosen.packs = search.left;
-    Ok(())
+    Ok(search.left)
 }
 
 /// The root in a pin: of a child that is about to be; none: the pin is gone.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Pace;
 use super::choose::{PackUse, SurveyResult};
 use super::state::{SurveyRest, VolumeFacts};
-use super::walk::{read_node, read_pages, scattered};
+use super::walk::{Movable, read_node, read_pages, scattered};
 use crate::driver::{ComputeKind, StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -135,7 +135,11 @@ fn count_page(
         pack.is_shared |= chunk.origin != view.volume;
         pack.is_unfolded |= chunk.lsn > view.stored;
     }
-    if scattered(number, page, &view.unreadable, view.runs_max).is_empty() {
+    let movable = Movable {
+        own: view.volume,
+        unreadable: &view.unreadable,
+    };
+    if scattered(number, page, &movable, view.runs_max).is_empty() {
         return;
     }
     match !is_written && view.cold.is_some_and(|cold| newest <= cold) {

@@ -23,7 +23,7 @@ use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page};
 use crate::request::tail::Tail;
 use crate::store::fetch::GAP_BYTES;
 use crate::store::fold::index_blocks::{LOADS_AT_ONCE, read};
-use crate::units::{Lsn, Span};
+use crate::units::{Lsn, Span, VolumeId};
 
 /// What a sequential reader asks for at once, for which there are to be few requests.
 const WINDOW_SECTORS: u64 = (128 << 10) / SECTOR_BYTES;
@@ -126,11 +126,27 @@ fn unreadable(tail: &Tail, target: BlockTarget, error: ErrorKind) -> OpenError {
     ))
 }
 
-/// The windows of a page for which a reader would need more than `runs_max` requests, neighbours joined.
+/// Which chunks a volume may write anew for their place alone.
+pub(super) struct Movable<'a> {
+    /// The volume. What a fork has from its parent stays where it lies: each fork would have a copy of its own.
+    pub(super) own: VolumeId,
+    /// Packs that are left alone.
+    pub(super) unreadable: &'a BTreeSet<ObjectId>,
+}
+
+impl Movable<'_> {
+    fn has(&self, chunk: &Chunk) -> bool {
+        let is_own = chunk.origin == self.own || canary::active!("a_fork_copies_what_it_shares");
+        is_own && !self.unreadable.contains(&chunk.pack)
+    }
+}
+
+/// The windows of a page for which a reader would need more than `runs_max` requests for what can be moved, neighbours
+/// joined.
 pub(super) fn scattered(
     number: u64,
     page: &Page,
-    unreadable: &BTreeSet<ObjectId>,
+    movable: &Movable<'_>,
     runs_max: usize,
 ) -> Vec<Span> {
     let begin = number * PAGE_SECTORS;
@@ -140,8 +156,8 @@ pub(super) fn scattered(
         let window = Span::new(begin + nth * WINDOW_SECTORS, WINDOW_SECTORS);
         places.clear();
         page.walk(window, |_, found| {
-            let is_movable = |chunk: &Chunk| chunk.stored > 0 && !unreadable.contains(&chunk.pack);
-            if let Some((chunk, _)) = found.filter(|(chunk, _)| is_movable(chunk)) {
+            let counts = |chunk: &Chunk| chunk.stored > 0 && movable.has(chunk);
+            if let Some((chunk, _)) = found.filter(|(chunk, _)| counts(chunk)) {
                 let offset = u64::from(chunk.offset);
                 places.push((chunk.pack, offset, offset + u64::from(chunk.stored)));
             }
@@ -166,11 +182,21 @@ fn runs_of(places: &mut [(ObjectId, u64, u64)]) -> usize {
     places.chunk_by(joins).count()
 }
 
-/// What of a page is to be moved, whether or not a delta hides it.
-fn wanted(number: u64, page: &Page, chosen: &Selection, runs_max: usize) -> Vec<Part> {
+/// What of a page of the volume is to be moved, whether or not a delta hides it.
+fn wanted(
+    number: u64,
+    page: &Page,
+    own: VolumeId,
+    chosen: &Selection,
+    runs_max: usize,
+) -> Vec<Part> {
+    let movable = Movable {
+        own,
+        unreadable: &chosen.unreadable,
+    };
     let is_named = page.packs().any(|pack| chosen.packs.contains(&pack));
     let windows = match chosen.pages.contains(&number) {
-        true => scattered(number, page, &chosen.unreadable, runs_max),
+        true => scattered(number, page, &movable, runs_max),
         false => Vec::new(),
     };
     if !is_named && windows.is_empty() {
@@ -187,7 +213,7 @@ fn wanted(number: u64, page: &Page, chosen: &Selection, runs_max: usize) -> Vec<
             parts.push(part);
             continue;
         }
-        if chosen.unreadable.contains(&part.chunk.pack) {
+        if !movable.has(&part.chunk) {
             continue;
         }
         let within = windows.iter().map(|window| span.intersect(*window));
@@ -252,9 +278,10 @@ async fn gather_pages(
     step.index_bytes += pages.iter().map(|(_, at)| u64::from(at.bytes)).sum::<u64>();
     let bytes = loaded.iter().map(|(.., page)| page.memory_bytes()).sum();
     let (picked, runs_max) = (chosen.clone(), engine.options.compact.runs_max);
+    let own = tail.id().volume;
     let find = move || -> Vec<_> {
         let wanted = loaded.into_iter().map(|(number, at, page)| {
-            let parts = wanted(number, &page, &picked, runs_max);
+            let parts = wanted(number, &page, own, &picked, runs_max);
             (number, at, page, parts)
         });
         wanted.collect()
