@@ -5,6 +5,7 @@
 //! too, and those are the same on every run.
 
 mod blkmq;
+mod disk_load;
 mod forks;
 mod guard;
 mod handoff;
@@ -70,8 +71,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let inside = match &arguments.what {
         Benchmark::Ublk(arguments) => ublk::is_inside(arguments),
         Benchmark::Volume(arguments) => ublk::volume::is_inside(arguments),
+        Benchmark::Forks(arguments) => forks::is_inside(arguments),
         Benchmark::Blkmq(_)
-        | Benchmark::Forks(_)
         | Benchmark::Guard(_)
         | Benchmark::Handoff(_)
         | Benchmark::Messenger { .. }

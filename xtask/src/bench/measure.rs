@@ -3,8 +3,10 @@
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -123,6 +125,12 @@ pub(super) fn median_of(
     Ok(median(samples?))
 }
 
+/// Writes every byte of a disk once.
+pub(super) fn fill(disk: &PathBuf) -> Result<Sample, Failure> {
+    let whole = Workload::new("write", "1m", 4);
+    fio(whole, std::slice::from_ref(disk), Length::Once)
+}
+
 /// A file of so many MiB, every block of it written: holes and unwritten extents read faster than any
 /// disk.
 pub(super) fn write_file(path: &Path, mib: u64) -> Result<(), Failure> {
@@ -133,6 +141,56 @@ pub(super) fn write_file(path: &Path, mib: u64) -> Result<(), Failure> {
         file.write_all(&block)?;
     }
     Ok(file.sync_all()?)
+}
+
+/// A file or disk past the page cache, for requests of one size, each of which is timed.
+pub(super) struct DirectFile {
+    file: File,
+    /// Direct I/O wants its memory aligned: the part of a larger buffer that is.
+    buffer: Vec<u8>,
+    bytes: usize,
+}
+
+const PAGE_BYTES: usize = 4096;
+
+impl DirectFile {
+    pub(super) fn open(path: &Path, bytes: usize) -> Result<DirectFile, Failure> {
+        let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+        let mut options = File::options();
+        options.read(true).write(true).custom_flags(direct);
+        let file = options.open(path);
+        Ok(DirectFile {
+            file: file.map_err(|error| format!("cannot open {}: {error}", path.display()))?,
+            buffer: vec![0x5a; bytes + PAGE_BYTES],
+            bytes,
+        })
+    }
+
+    fn aligned(&self) -> std::ops::Range<usize> {
+        let skip = self.buffer.as_ptr().align_offset(PAGE_BYTES);
+        skip..skip + self.bytes
+    }
+
+    pub(super) fn read(&mut self, at: u64) -> Result<Duration, Failure> {
+        let range = self.aligned();
+        let began = Instant::now();
+        self.file.read_exact_at(&mut self.buffer[range], at)?;
+        Ok(began.elapsed())
+    }
+
+    pub(super) fn write(&mut self, at: u64) -> Result<Duration, Failure> {
+        let range = self.aligned();
+        let began = Instant::now();
+        self.file.write_all_at(&self.buffer[range], at)?;
+        Ok(began.elapsed())
+    }
+
+    /// Makes what was written durable.
+    pub(super) fn flush(&mut self) -> Result<Duration, Failure> {
+        let began = Instant::now();
+        self.file.sync_data()?;
+        Ok(began.elapsed())
+    }
 }
 
 /// fio as all measurements run it: past the page cache, one report over all of its jobs.

@@ -58,12 +58,8 @@ impl Options {
     /// This program again, as benchmark `words`, in a guest that is started with `guest_args`.
     fn in_guest(&self, guest_args: &[&str], words: &[&str]) -> Result<Command, Failure> {
         let icount = self.icount.then_some("--icount");
-        let me = process::own_path()?;
-        let mut guest = Command::new(&me);
-        guest.args(["vm", "--kernel", &self.kernel]);
-        guest.args(["--deadline", GUEST_DEADLINE_SECONDS]);
-        guest.args(guest_args).args(icount);
-        guest.arg("--").arg(me).arg("bench").args(words);
+        let guest_args = [guest_args, icount.as_slice()].concat();
+        let mut guest = in_guest(&self.kernel, &guest_args, words)?;
         guest.args(["--kernel", &self.kernel, "--only", &self.only]);
         guest.args(["--seconds", &self.seconds.to_string()]);
         guest.args(["--rounds", &self.rounds.to_string()]);
@@ -76,6 +72,29 @@ impl Options {
 fn build_servers() -> Result<(), Failure> {
     let build = ["build", "--quiet", "--profile", "dist", "-p", "ublk"];
     process::run(workspace::cargo(build).arg("--examples"))
+}
+
+/// This program again, as benchmark `words`, in a guest of this kernel that is started with `guest_args`.
+pub(super) fn in_guest(
+    kernel: &str,
+    guest_args: &[&str],
+    words: &[&str],
+) -> Result<Command, Failure> {
+    let me = process::own_path()?;
+    let mut guest = Command::new(&me);
+    guest.args(["vm", "--kernel", kernel]);
+    guest.args(["--deadline", GUEST_DEADLINE_SECONDS]);
+    guest.args(guest_args);
+    guest.arg("--").arg(me).arg("bench").args(words);
+    Ok(guest)
+}
+
+/// Makes a guest ready to serve disks, as its root; which lane it is.
+pub(super) fn make_guest_ready(kernel: &str, icount: bool) -> Result<String, Failure> {
+    process::run(Command::new("modprobe").arg("ublk_drv"))?;
+    lane::disable_autogroup()?;
+    process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
+    lane::describe_guest(kernel, icount)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -123,12 +142,8 @@ fn run_on_host(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Measures, as root of the guest.
 fn measure_in_guest(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Failure> {
-    process::run(Command::new("modprobe").arg("ublk_drv"))?;
-    lane::disable_autogroup()?;
-    println!(
-        "{}",
-        lane::describe_guest(&arguments.options.kernel, arguments.options.icount)?
-    );
+    let Options { kernel, icount, .. } = &arguments.options;
+    println!("{}", make_guest_ready(kernel, *icount)?);
     let servers = servers::all(kublk, libublk);
     match arguments.what {
         UblkBenchmark::Table => table::run(arguments, &servers),

@@ -26,6 +26,7 @@ const ENABLED_OPTIONS: &[&str] = &[
     "DM_DELAY",
     "DM_FLAKEY",
     "DM_LOG_WRITES",
+    "DM_THIN_PROVISIONING",
     "EXT4_FS",
     "XFS_FS",
     "TMPFS",

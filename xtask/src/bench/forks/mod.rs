@@ -1,20 +1,22 @@
-//! `cargo xtask bench forks`: what branching a volume costs (P8), over NBD, its store MinIO in memory.
+//! `cargo xtask bench forks`: what branching a volume costs (P8), over NBD with MinIO in memory as its store, and as disks.
 //!
 //! [`api`] asks the server and takes the time, [`calls`] measures single snapshots and forks, idle and under load,
 //! [`many`] a thousand of them and what the first requests to one cost, [`qcow2`] the same of overlays through qemu-nbd,
-//! [`gc`] what the collector reads and what clients notice of it. A diff of 10 TiB is a test of the engine, whose index is generated.
+//! [`thin`] firn's disks beside dm-thin's, in a guest, [`gc`] what the collector reads and what clients notice of it. A diff of 10 TiB is a test of the engine, whose index is generated.
 
 mod api;
 mod calls;
 mod gc;
 mod many;
 mod qcow2;
+mod thin;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::rig::{FirnServer, Programs, StoreRig};
 use super::store::index::run_engine_tests;
+use super::ublk::volume::Medium;
 use crate::{Failure, minio, server_program};
 
 /// What is measured.
@@ -26,6 +28,8 @@ enum Part {
     Many,
     /// Overlays through qemu-nbd
     Qcow2,
+    /// Snapshots and forks as disks, beside dm-thin, in a guest
+    Thin,
     /// The garbage collector
     Gc,
     /// A diff of 10 TiB
@@ -36,7 +40,7 @@ enum Part {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Parts, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Calls, Part::Many, Part::Qcow2, Part::Gc, Part::Diff])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Calls, Part::Many, Part::Qcow2, Part::Thin, Part::Gc, Part::Diff])]
     only: Vec<Part>,
     /// Snapshots and forks of which the median counts
     #[arg(long, default_value_t = 15)]
@@ -53,16 +57,30 @@ pub(crate) struct Arguments {
     /// MinIO's objects in target/, not in memory
     #[arg(long)]
     objects_on_disk: bool,
+    /// Where logs, stores and pools are, for `thin`
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Medium::Disk, Medium::Memory])]
+    medium: Vec<Medium>,
     /// Measure this server instead of the one built here
     #[arg(long)]
     program: Option<PathBuf>,
+    /// This is the run in the guest
+    #[arg(long, hide = true)]
+    inside: bool,
 }
 
 /// The volume that is branched, and its size.
 const PARENT: &str = "parent";
 const PARENT_BYTES: u64 = 1 << 40;
 
+/// Whether this is the second run, in the guest, which the first one's lock is for.
+pub(super) fn is_inside(arguments: &Arguments) -> bool {
+    arguments.inside
+}
+
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.inside {
+        return thin::measure_in_guest(arguments);
+    }
     let is_asked = |part| arguments.only.contains(&part);
     println!("{}", crate::lane::describe_machine()?);
     if is_asked(Part::Diff) {
@@ -72,7 +90,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         );
         run_engine_tests("index_scale", "a_diff_of_ten_tebibytes")?;
     }
-    if arguments.only == [Part::Diff] {
+    if is_asked(Part::Thin) {
+        thin::run_on_host(arguments)?;
+    }
+    let over_nbd = |part: &Part| !matches!(part, Part::Diff | Part::Thin);
+    if !arguments.only.iter().any(over_nbd) {
         return Ok(());
     }
     let programs = build(arguments)?;

@@ -20,7 +20,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How data gets between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(in crate::bench) enum Mode {
     ZeroCopy,
     UserCopy,
     GetData,

@@ -12,15 +12,15 @@ mod cold;
 mod evict;
 mod flush;
 mod hot;
-pub(super) mod medium;
+pub(in crate::bench) mod medium;
 mod modes;
 mod pauses;
 mod report;
-mod server;
+pub(in crate::bench) mod server;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use super::Options;
 use crate::chart::Chart;
@@ -72,7 +72,7 @@ enum VolumePart {
 
 /// Where the log and the served files are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Medium {
+pub(in crate::bench) enum Medium {
     /// On a disk in memory (null_blk, ext4): the servers are measured and not a disk
     Memory,
     /// On the guest's own disk (ext4)
@@ -151,11 +151,8 @@ fn write_charts(arguments: &Arguments, charts: Vec<(String, Chart)>) -> Result<(
 
 /// Measures, as root of the guest.
 fn measure_in_guest(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
-    process::run(Command::new("modprobe").arg("ublk_drv"))?;
-    lane::disable_autogroup()?;
-    process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     let Options { kernel, icount, .. } = &arguments.options;
-    let lane = lane::describe_guest(kernel, *icount)?;
+    let lane = super::make_guest_ready(kernel, *icount)?;
     println!("{lane}");
     let mut report = Report::new(&arguments.options, &lane);
     let wanted = |what| match arguments.what {
@@ -172,9 +169,7 @@ fn measure_in_guest(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> 
     ];
     let dir = match arguments.medium {
         Medium::Memory => medium::in_memory()?,
-        Medium::Disk => std::env::var_os("FIRN_VM_SCRATCH")
-            .ok_or("no scratch disk")?
-            .into(),
+        Medium::Disk => medium::scratch_disk()?,
     };
     let context = BenchContext {
         options: &arguments.options,

@@ -5,16 +5,13 @@
 //! second pass writes the same blocks in the same order: that is the hot write beside it. Cold reads are
 //! compared in both ways of the bytes, for what is fetched travels by neither of them.
 
-use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::BenchContext;
-use super::hot::fill;
 use super::report::{Bars, Report, Row};
 use super::server::{Firn, World};
 use crate::Failure;
-use crate::bench::measure::{Length, Workload, fio, median};
+use crate::bench::measure::{DirectFile, Length, Workload, fill, fio, median};
 use crate::bench::ublk::servers::Mode;
 
 /// Bytes of the volume.
@@ -140,7 +137,8 @@ fn reads(context: &BenchContext) -> Result<(), Failure> {
         let mut counts = Vec::new();
         for number in 0..READS {
             let before = firn.store_reads()?;
-            read(&disk, from + (number << 20), bytes)?;
+            // Past the page cache, which would read ahead.
+            DirectFile::open(&disk, bytes)?.read(from + (number << 20))?;
             counts.push(firn.store_reads()? - before);
         }
         let mean = counts.iter().sum::<f64>() / counts.len() as f64;
@@ -148,14 +146,4 @@ fn reads(context: &BenchContext) -> Result<(), Failure> {
         println!("| {name} | {READS} | {mean:.2} | {most} |");
     }
     Ok(())
-}
-
-/// Reads past the page cache, which would read ahead.
-fn read(disk: &Path, at: u64, bytes: usize) -> Result<(), Failure> {
-    let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(direct).open(disk)?;
-    // Direct I/O wants its memory aligned: the part of a larger buffer that is.
-    let mut buffer = vec![0_u8; bytes + 4096];
-    let skip = buffer.as_ptr().align_offset(4096);
-    Ok(file.read_exact_at(&mut buffer[skip..skip + bytes], at)?)
 }

@@ -4,11 +4,10 @@
 //! MiB) and are demoted to a small disk cache; what is written goes to the log.
 
 use super::BenchContext;
-use super::hot::fill;
 use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
-use crate::bench::measure::{Length, Workload, fio, median};
+use crate::bench::measure::{Length, Workload, fill, fio, median};
 use crate::bench::ublk::servers::Mode;
 
 /// Bytes of the volume, more than twice of what both tiers of the cache hold.

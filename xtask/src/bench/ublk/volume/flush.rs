@@ -7,10 +7,7 @@
 //! have no help: what they share is this server's doing. The bare disk is measured beside it, to
 //! show what there is to win.
 
-use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use super::BenchContext;
 use super::hot::create_filled;
@@ -18,7 +15,7 @@ use super::medium::SlowFlush;
 use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
-use crate::bench::measure::{self, Sample, median};
+use crate::bench::measure::{self, DirectFile, Sample, median};
 use crate::bench::ublk::servers::Mode;
 
 /// Writers in all, where there are many.
@@ -131,24 +128,12 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
 
 /// What a flush of the disk takes by itself, said and checked.
 fn measure_bare_flush(slow: &SlowFlush, least_ms: u64) -> Result<String, Failure> {
-    let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .custom_flags(direct)
-        .open(&slow.disk)?;
-    // Direct I/O wants its memory aligned: the part of a larger buffer that is.
-    let buffer = vec![0x5a_u8; 2 * 4096];
-    let skip = buffer.as_ptr().align_offset(4096);
+    let mut disk = DirectFile::open(&slow.disk, 4096)?;
     let (mut writes, mut flushes) = (0.0, 0.0);
     let before = slow.flushes()?;
     for number in 0..BARE_WRITES {
-        let began = Instant::now();
-        file.write_all_at(&buffer[skip..skip + 4096], u64::from(number) << 12)?;
-        let written = Instant::now();
-        file.sync_data()?;
-        writes += (written - began).as_secs_f64();
-        flushes += written.elapsed().as_secs_f64();
+        writes += disk.write(u64::from(number) << 12)?.as_secs_f64();
+        flushes += disk.flush()?.as_secs_f64();
     }
     let seen = slow.flushes()? - before;
     let ms = |sum: f64| sum * 1e3 / f64::from(BARE_WRITES);

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use super::BenchContext;
 use super::report::{Bars, Report, Row};
 use super::server::{Firn, World};
-use crate::bench::measure::{Length, Sample, Workload, fio, median, write_file};
+use crate::bench::measure::{Length, Workload, fill, fio, median, write_file};
 use crate::bench::ublk::servers::{Kind, Mode, RunningServer, Server};
 use crate::{Failure, workspace};
 
@@ -187,12 +187,6 @@ fn name(server: &Server) -> &'static str {
         Server::Kublk(_) => "kublk, loop",
         Server::Libublk(_) => "libublk, loop",
     }
-}
-
-/// Writes every byte of a disk once.
-pub(super) fn fill(disk: &PathBuf) -> Result<Sample, Failure> {
-    let whole = Workload::new("write", "1m", 4);
-    fio(whole, std::slice::from_ref(disk), Length::Once)
 }
 
 /// New volumes of so many MiB each as disks, every byte of them written once.

@@ -16,9 +16,15 @@ const CONFIGFS: &str = "/sys/kernel/config";
 const MIB: u32 = 3072;
 
 /// Makes the disk and its file system; where that is mounted.
-pub(in crate::bench::ublk) fn in_memory() -> Result<PathBuf, Failure> {
+pub(in crate::bench) fn in_memory() -> Result<PathBuf, Failure> {
     let disk = null_block("firn", &[])?;
     mounted(&disk, Path::new("/tmp/disk"))
+}
+
+/// Where the guest's own disk is mounted.
+pub(in crate::bench) fn scratch_disk() -> Result<PathBuf, Failure> {
+    let dir = std::env::var_os("FIRN_VM_SCRATCH").ok_or("no scratch disk")?;
+    Ok(dir.into())
 }
 
 /// A disk whose FLUSH takes its time, and whose reads and writes do not.
@@ -75,7 +81,7 @@ impl SlowFlush {
 }
 
 /// Makes a disk in memory of that name.
-fn null_block(name: &str, more: &[(&str, &str)]) -> Result<PathBuf, Failure> {
+pub(in crate::bench) fn null_block(name: &str, more: &[(&str, &str)]) -> Result<PathBuf, Failure> {
     process::run(Command::new("modprobe").args(["null_blk", "nr_devices=0"]))?;
     // It is there already where the guest's start has mounted it.
     let _ = Command::new("mount")

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::BenchContext;
-use super::hot::{create_filled, fill};
+use super::hot::create_filled;
 use super::report::{Bars, Report, Row};
 use super::server::World;
-use crate::bench::measure::{Length, Workload, fio, median};
+use crate::bench::measure::{Length, Workload, fill, fio, median};
 use crate::bench::ublk::servers::Mode;
 use crate::{Failure, figures};
 

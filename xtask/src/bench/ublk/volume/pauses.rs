@@ -9,7 +9,6 @@
 //! much as a server lets it hold before it uploads. The kernel tree's server, which has no log, is killed and recovered below the same clients: what it
 //! takes is the kernel's part, and a process for each disk.
 
-mod clients;
 mod kublk;
 mod starts;
 
@@ -19,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use self::clients::{Answers, Clients, unix_ms};
 use self::kublk::Kublk;
 use self::starts::Starts;
 use super::BenchContext;
 use super::report::Report;
 use super::server::{Firn, World};
+use crate::bench::disk_load::{Answers, Clients, unix_ms};
 use crate::bench::handoff::{spread, steps};
 use crate::bench::measure::{Length, Workload, fio};
 use crate::bench::ublk::servers::Mode;

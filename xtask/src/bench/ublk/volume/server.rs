@@ -15,7 +15,7 @@ use crate::bench::ublk::servers::{DEPTH, Mode};
 
 /// A running server.
 #[derive(Debug)]
-pub(super) struct Firn {
+pub(in crate::bench) struct Firn {
     child: Child,
     program: PathBuf,
     api: String,
@@ -23,12 +23,12 @@ pub(super) struct Firn {
     token: PathBuf,
     attached: Vec<String>,
     /// What it said of its log: size, direct or buffered I/O, why.
-    pub(super) log: String,
+    pub(in crate::bench) log: String,
 }
 
 /// Its files.
 #[derive(Debug)]
-pub(super) struct World {
+pub(in crate::bench) struct World {
     dir: PathBuf,
     /// The server's.
     program: PathBuf,
@@ -36,7 +36,7 @@ pub(super) struct World {
 
 impl World {
     /// Below `dir`, for servers of this program.
-    pub(super) fn new(program: &Path, dir: &Path, name: &str) -> Result<World, Failure> {
+    pub(in crate::bench) fn new(program: &Path, dir: &Path, name: &str) -> Result<World, Failure> {
         let dir = dir.join(name);
         std::fs::create_dir_all(&dir)?;
         let program = program.to_owned();
@@ -44,7 +44,7 @@ impl World {
     }
 
     /// Throws the log and the cache away: what is left is the store.
-    pub(super) fn remove_cache(&self) -> Result<(), Failure> {
+    pub(in crate::bench) fn remove_cache(&self) -> Result<(), Failure> {
         Ok(std::fs::remove_dir_all(self.dir.join("cache"))?)
     }
 
@@ -53,12 +53,12 @@ impl World {
     }
 
     /// What its servers have said in their logs.
-    pub(super) fn server_log(&self) -> Result<String, Failure> {
+    pub(in crate::bench) fn server_log(&self) -> Result<String, Failure> {
         Ok(std::fs::read_to_string(self.stderr())?)
     }
 
     /// Starts a server; it uploads when it is told to, or when much is dirty.
-    pub(super) fn serve(&self, more: &[&str]) -> Result<Firn, Failure> {
+    pub(in crate::bench) fn serve(&self, more: &[&str]) -> Result<Firn, Failure> {
         let at = |name: &str| self.dir.join(name).display().to_string();
         let mut command = Command::new(&self.program);
         command.args(["serve", "--api", "127.0.0.1:0", "--rpo", "1h"]);
@@ -108,7 +108,7 @@ impl Drop for World {
 
 impl Firn {
     /// `firn ARGS`, and what it printed.
-    pub(super) fn ask(&self, args: &[&str]) -> Result<String, Failure> {
+    pub(in crate::bench) fn ask(&self, args: &[&str]) -> Result<String, Failure> {
         let mut command = Command::new(&self.program);
         command.args(["--api", &self.api]);
         command.arg("--token-file").arg(&self.token);
@@ -121,7 +121,11 @@ impl Firn {
     }
 
     /// Makes a volume a disk of one queue, like those of the other servers; its path.
-    pub(super) fn attach(&mut self, volume: &str, mode: Mode) -> Result<PathBuf, Failure> {
+    pub(in crate::bench) fn attach(
+        &mut self,
+        volume: &str,
+        mode: Mode,
+    ) -> Result<PathBuf, Failure> {
         let depth = DEPTH.to_string();
         let attach = ["attach", volume, "--transport", "ublk", "--queues", "1"];
         let how = ["--depth", &depth, "--data-mode", mode.name()];
@@ -130,15 +134,20 @@ impl Firn {
         Ok(PathBuf::from(path.trim()))
     }
 
+    /// Where its API is, with the scheme, and the file of the token that this wants.
+    pub(in crate::bench) fn api(&self) -> (String, &Path) {
+        (format!("http://{}", self.api), &self.token)
+    }
+
     /// What the server says of a volume's disk.
-    pub(super) fn disk(&self, volume: &str) -> Result<Value, Failure> {
+    pub(in crate::bench) fn disk(&self, volume: &str) -> Result<Value, Failure> {
         let shown = self.ask(&["--json", "volume", "show", volume])?;
         let shown: Value = serde_json::from_str(&shown)?;
         Ok(shown["disk"].clone())
     }
 
     /// What was granted to a volume's disk, in a few words.
-    pub(super) fn granted(&self, volume: &str) -> Result<String, Failure> {
+    pub(in crate::bench) fn granted(&self, volume: &str) -> Result<String, Failure> {
         let disk = self.disk(volume)?;
         let mode = disk["data_mode"].as_str().unwrap_or("no disk");
         let dropped = disk["dropped"].as_array().map_or(0, Vec::len);
@@ -154,7 +163,7 @@ impl Firn {
     }
 
     /// The sum of a metric over all samples whose labels contain `labels`.
-    pub(super) fn metric(&self, name: &str, labels: &str) -> Result<f64, Failure> {
+    pub(in crate::bench) fn metric(&self, name: &str, labels: &str) -> Result<f64, Failure> {
         let token = std::fs::read_to_string(&self.token)?;
         let answer = ureq::get(format!("http://{}/metrics", self.api))
             .header("authorization", format!("Bearer {}", token.trim()))
@@ -169,12 +178,16 @@ impl Firn {
     }
 
     /// Requests to the store that read.
-    pub(super) fn store_reads(&self) -> Result<f64, Failure> {
+    pub(in crate::bench) fn store_reads(&self) -> Result<f64, Failure> {
         self.metric("firn_store_requests_total", "op=\"get")
     }
 
     /// Kills it, and executes the next at once with the same arguments; returns when that is ready.
-    pub(super) fn kill_and_replace(&mut self, world: &World, more: &[&str]) -> Result<(), Failure> {
+    pub(in crate::bench) fn kill_and_replace(
+        &mut self,
+        world: &World,
+        more: &[&str],
+    ) -> Result<(), Failure> {
         self.child.kill()?;
         // It is waited for when the next is ready: that waits for what the kernel still has of it.
         let next = world.serve(more)?;
@@ -185,12 +198,12 @@ impl Firn {
         Ok(())
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(in crate::bench) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Ends the server with its disks gone and all of its volumes in the store.
-    pub(super) fn stop(mut self) -> Result<(), Failure> {
+    pub(in crate::bench) fn stop(mut self) -> Result<(), Failure> {
         self.end()
     }
 

@@ -12,14 +12,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::measure::{fio_command, parse_json, sample};
 use crate::Failure;
-use crate::bench::measure::{fio_command, parse_json, sample};
 
 /// Milliseconds of which fio keeps the longest request of a disk.
 const WINDOW_MS: u64 = 10;
 
 /// Requests that a busy disk has under way.
-pub(super) const DEPTH: u32 = 32;
+const DEPTH: u32 = 32;
 
 /// How long a client of a light disk waits after an answer, in microseconds.
 const LIGHT_PAUSE_US: u32 = 20_000;
@@ -161,7 +161,7 @@ pub(super) fn unix_ms() -> u64 {
 }
 
 /// Requests that a disk has answered.
-fn completed(disk: &Path) -> Result<u64, Failure> {
+pub(super) fn completed(disk: &Path) -> Result<u64, Failure> {
     let name = disk.file_name().ok_or("a disk without a name")?;
     let text = fs::read_to_string(Path::new("/sys/block").join(name).join("stat"))?;
     let fields: Vec<u64> = text
