@@ -62,9 +62,9 @@ fn one_round(
         forks.push((name, disk));
     }
     let mut origin = DirectFile::open(system.origin(), 4096)?;
-    for (nth, ((_, disk), places)) in forks.iter().zip(places.chunks_exact(3)).enumerate() {
+    for (nth, ((_, disk), places)) in forks.iter().zip(places.chunks_exact(2)).enumerate() {
         let mut fork = DirectFile::open(disk, 4096)?;
-        let at = [places[0] * APART, places[1] * APART, places[2] * APART];
+        let at = [places[0] * APART, places[1] * APART];
         requests(&mut fork, &mut origin, nth % 2 == 0, at, found)?;
     }
     drop(origin);
@@ -80,7 +80,7 @@ fn requests(
     fork: &mut DirectFile,
     origin: &mut DirectFile,
     reads: bool,
-    [at_fork, at_origin, _]: [u64; 3],
+    [at_fork, at_origin]: [u64; 2],
     found: &mut Times,
 ) -> Result<(), Failure> {
     if reads {
