@@ -15,6 +15,9 @@ use crate::bench::ublk::volume::server::{Firn, World};
 /// between two times that all of it is brought there.
 const LOG_MIB: u64 = 512;
 
+/// Room for all that the origin has, which a pool has here, too.
+const CACHE_SIZE: &str = "512MiB";
+
 const ORIGIN: &str = "origin";
 
 pub(super) struct Disks {
@@ -30,7 +33,8 @@ impl Disks {
     pub(super) fn serve(program: &Path, dir: &Path) -> Result<Disks, Failure> {
         let world = World::new(program, dir, "forks")?;
         let (log, volume) = (format!("{LOG_MIB}MiB"), format!("{ORIGIN}={ORIGIN_MIB}MiB"));
-        let firn = world.serve(&["--log-size", &log, "--volume", &volume])?;
+        let sizes = ["--log-size", &log, "--cache-size", CACHE_SIZE];
+        let firn = world.serve(&[&sizes[..], &["--volume", &volume]].concat())?;
         let (address, token) = firn.api();
         let api = Api::at(address, token)?;
         let (_, origin) = api.attach_disk(ORIGIN)?;
