@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::median_ms;
 use super::{Branching, ORIGIN_MIB, Systems};
 use crate::Failure;
-use crate::bench::measure::DirectFile;
+use crate::bench::measure::{DirectFile, fill};
 
 /// Forks of a round: a half is read first, the other half written.
 const FORKS: usize = 64;
@@ -51,6 +51,8 @@ fn one_round(
     places: &[u64],
     found: &mut Times,
 ) -> Result<(), Failure> {
+    // Written just before, so that neither side reads what it has put away.
+    fill(&system.origin().to_owned())?;
     system.settle()?;
     let base = format!("first-{round}");
     system.stored_snapshot(&base)?;
