@@ -81,6 +81,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "namesake_is_opened_as_the_fork",
     "volume_is_deleted_before_its_forks_are_stored",
     "fork_is_lost_with_any_end_of_its_parent",
+    "lost_fork_waits_for_its_root",
     "served_fork_has_no_holder",
     "kept_snapshot_has_no_identity",
     "checkpoint_forgets_snapshots",

@@ -135,6 +135,47 @@ fn a_fork_whose_parent_another_host_has_after_a_restart_is_not_served_for_long()
     assert!(!has_root(&world.env, "branch"));
 }
 
+/// Another host has had a fork's parent, and this one takes that back, while nobody has the fork open.
+fn a_fork_that_went_with_its_parent_is_no_volume_without_a_root() {
+    for is_unchecked in [false, true] {
+        let (world, _, _) = forked_in_an_outage();
+        let mut other = elsewhere(&world);
+        let taken = other.try_open("demo", true).expect("taken over");
+        other.write(&taken, 0, 77, 4096);
+        other.sync(&taken);
+        let mut env = world.kill();
+        env.outage = false;
+        env.versions = other.env.versions + 1;
+        env.objects = other.env.objects.clone();
+        let mut world = World::start(env);
+        world.try_open("demo", true).expect("taken back");
+        if is_unchecked {
+            let answer = world.host.open_unchecked("branch", OpenMode::default());
+            let fork = world.wait(|_| answer.try_take()).expect("its log goes on");
+            world.pass(120_000);
+            let ended = fork.check_serving();
+            assert!(ended.is_err(), "it has lost what it began with");
+        }
+        let gone = world.try_open("branch", false).expect_err("it is lost");
+        assert!(matches!(gone, OpenError::NoSuchVolume(_)), "{gone:?}");
+        let tails = world.host.unserved_tails();
+        let left: Vec<_> = tails
+            .iter()
+            .filter(|tail| tail.volume == "branch")
+            .collect();
+        assert_eq!(left.len(), 1, "{tails:?}");
+        assert!(left[0].rescue, "what was written to it is kept");
+        // The name is free.
+        world.create("branch", 1 << 20);
+        world.open("branch");
+    }
+}
+
+#[test]
+fn a_fork_that_was_lost_with_its_parent_is_not_called_a_volume_whose_root_is_gone() {
+    a_fork_that_went_with_its_parent_is_no_volume_without_a_root();
+}
+
 /// The store answers with an older copy of itself, and is put right.
 fn a_store_that_was_set_back_costs_a_fork_nothing() {
     let (mut world, parent) = with_volume();
@@ -192,6 +233,10 @@ fn planted_bugs_are_seen() {
         (
             "fork_is_lost_with_any_end_of_its_parent",
             a_store_that_was_set_back_costs_a_fork_nothing,
+        ),
+        (
+            "lost_fork_waits_for_its_root",
+            a_fork_that_went_with_its_parent_is_no_volume_without_a_root,
         ),
     ]);
 }

@@ -256,17 +256,20 @@ async fn take_judged(
     )))
 }
 
-/// Reads the root. A volume of which a tail waits here had one, and a deleted volume leaves a tombstone: a root that is
-/// gone was removed by somebody.
-async fn read_root_of_tails(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
+/// Reads the root. A volume of which a tail waits here had one, unless it is a fork that was lost before, and a deleted
+/// volume leaves a tombstone: a root that is gone was removed by somebody.
+async fn read_root_of_tails(engine: &Arc<Engine>, name: &str) -> Result<KnownRoot, OpenError> {
     let waits = |tail: &Arc<Tail>| !tail.is_rescue();
     match read_any_root(engine, name).await {
         Err(missing @ OpenError::NoSuchVolume(_)) if engine.tails_named(name).iter().any(waits) => {
-            Err(match has_low_mark(engine).await? {
-                true => OpenError::RootMissing(name.to_owned()),
-                // It may be another store, which lacks everything of this host.
-                false => missing,
-            })
+            // Without a mark it may be another store, which lacks everything of this host.
+            let is_this_store = has_low_mark(engine).await?;
+            Err(
+                match is_this_store && !without_root::retire_lost(engine, name) {
+                    true => OpenError::RootMissing(name.to_owned()),
+                    false => missing,
+                },
+            )
         }
         Ok(head) if head.root.deleted => Err(why_not_there_now(engine, &head).await),
         head => head,

@@ -177,7 +177,12 @@ async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> 
     // Without the lock of the name: in an outage this takes long, and other operations on the name must fail in
     // time.
     let found = match read_any_root(engine, name).await {
-        Err(OpenError::NoSuchVolume(name)) => return Err(OpenError::RootMissing(name)),
+        Err(OpenError::NoSuchVolume(name)) => {
+            return Err(match without_root::is_lost_fork(engine, tail) {
+                true => OpenError::Fenced(name),
+                false => OpenError::RootMissing(name),
+            });
+        }
         found => found?.root,
     };
     if let Some(error) = set_back_to_namesake(&found, tail) {

@@ -18,7 +18,9 @@ use crate::store::catalog::name_locks::NameLock;
 use crate::store::forks::kept_forks::{FIRST_HOLD, find_fork};
 use crate::store::open::endings::end_reason;
 use crate::store::open::holds::{continuing_tail, is_held_here, set_back};
+use crate::store::open::keep_for_rescue;
 use crate::store::roots::read_any_root;
+use crate::units::RootMark;
 
 /// Looks at a name whose fork is being given its root, a retry's time apart, before the caller is told that it is in use.
 const LOOKS_MAX: u32 = 60;
@@ -103,6 +105,32 @@ pub(super) async fn wait_has_root(engine: &Engine, tail: &Tail) -> Result<(), Op
             return Err(lost());
         }
     }
+}
+
+/// Whether the tail is of a fork that never had a root, and no log here keeps what it began with: that went when another
+/// host went on with its parent.
+pub(super) fn is_lost_fork(engine: &Engine, tail: &Tail) -> bool {
+    let id = tail.id();
+    let had_root = id.since != FIRST_HOLD || tail.upload.mark() != RootMark::default();
+    let keeps = |other: &Arc<Tail>| {
+        !other.is_rescue() && other.lock().points.find_kept(id.volume).is_some()
+    };
+    let is_kept = || engine.tails().iter().any(keeps);
+    !had_root && !is_kept() && !canary::active!("lost_fork_waits_for_its_root")
+}
+
+/// Nothing stands in the store under this name, of which tails wait here. Those of lost forks are kept for rescue from now
+/// on. True: there are no others.
+pub(super) fn retire_lost(engine: &Arc<Engine>, name: &str) -> bool {
+    let tails = engine.tails_named(name);
+    let mut waiting = tails.iter().filter(|tail| !tail.is_rescue());
+    waiting.all(|tail| {
+        let is_lost = !tail.lock().status.serves() && is_lost_fork(engine, tail);
+        if is_lost {
+            keep_for_rescue(engine, tail);
+        }
+        is_lost
+    })
 }
 
 /// The end of a parent's service, as its fork's. A store that was set back, or a host that stopped, loses nothing for good.
