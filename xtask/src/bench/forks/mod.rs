@@ -39,8 +39,8 @@ enum Part {
 /// Arguments of `cargo xtask bench forks`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Parts, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Calls, Part::Many, Part::Qcow2, Part::Thin, Part::Gc, Part::Diff])]
+    /// Parts, separated by commas; `thin` takes a guest, and long with many forks or rounds
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Calls, Part::Many, Part::Qcow2, Part::Gc, Part::Diff])]
     only: Vec<Part>,
     /// Snapshots and forks of which the median counts
     #[arg(long, default_value_t = 15)]
