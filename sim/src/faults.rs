@@ -140,12 +140,20 @@ faults! {
     ForkMade => "fork made",
     /// One is in the log, and not in the store yet.
     ForkKept => "fork in the log",
+    /// The store has it since.
+    ForkBrought => "fork brought to the store",
+    /// Another host was asked for one meanwhile, and did not find it.
+    ForkNotSeen => "fork in another host's log",
     /// A process died while it made one, or its end was an error.
     ForkUnsure => "fork made or not",
     /// A fork was opened for the first time.
     ForkOpened => "fork opened",
     /// By another host than the one that made it.
     ForkOpenedElsewhere => "fork opened elsewhere",
+    /// A volume got another name.
+    Renamed => "volume renamed",
+    /// A process died while it renamed one, or said that it failed.
+    RenameUnsure => "volume renamed or not",
     /// A volume was set back to a snapshot.
     Restored => "volume set back",
     /// A process died while it did so, or said that it failed.

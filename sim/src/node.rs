@@ -22,7 +22,7 @@ pub use volume::RecoveryReport;
 pub use volume::Volume;
 pub use volume::driver::{Computation, ComputeKind, DiskOp, Request, RequestId, RequestOp};
 use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
-use volume::units::{Lsn, Now};
+use volume::units::{Lsn, Now, VolumeId};
 use volume::{
     Answer, CompactOptions, Host, Notify, OpenError, OpenMode, Options, ScrubCounts, ScrubOptions,
     VolumeInfo, VolumeSpec, Watermarks,
@@ -267,10 +267,10 @@ impl Node {
     }
 
     /// Drops what is kept for rescue, so that its log space is free again, and what waits for volumes
-    /// that are `unwanted` here. True if there was any.
-    pub fn drop_tails(&mut self, unwanted: &[&str]) -> bool {
+    /// that are unwanted here. True if there was any.
+    pub fn drop_tails(&mut self, is_unwanted: impl Fn(VolumeId, &str) -> bool) -> bool {
         let mut tails = self.host.unserved_tails();
-        tails.retain(|tail| tail.rescue || unwanted.contains(&tail.volume.as_str()));
+        tails.retain(|tail| tail.rescue || is_unwanted(tail.id.volume, &tail.volume));
         for tail in &tails {
             let waiting_too = !tail.rescue;
             let answer = self.host.drop_tail(tail.id, waiting_too);

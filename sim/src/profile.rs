@@ -79,6 +79,8 @@ pub struct Fleet {
     pub close: u32,
     /// Of volumes that were closed, how many are deleted and created again.
     pub recreate: u32,
+    /// And how many get another name.
+    pub rename: u32,
 }
 
 /// Snapshots and forks. Rates are in ten thousand actions of clients.
@@ -295,6 +297,7 @@ impl Profile {
         profile.draw_compaction(seed);
         profile.draw_scrub(seed);
         profile.draw_points(seed);
+        profile.draw_renaming(seed);
         profile
     }
 
@@ -310,6 +313,19 @@ impl Profile {
         };
         // Of a log and its clone either may go on, and each has the snapshots that only a log has.
         self.fleet.clone = 0;
+    }
+
+    /// Most worlds of several hosts rename volumes. Of a log and its clone each takes the volume's name for its own.
+    fn draw_renaming(&mut self, seed: u64) {
+        let rng = &mut Rng::stream(seed, "renaming");
+        if self.hosts > 1 && self.fleet.clone == 0 {
+            self.fleet.rename = *rng.pick(&[0, 5000, 9000, 9000]);
+        }
+        if self.fleet.rename > 0 {
+            // What is taken over and over again is seldom closed.
+            self.fleet.operate_ns = self.fleet.operate_ns.min(30 * MS);
+            self.fleet.take_over *= u32::from(rng.below(3) == 0);
+        }
     }
 
     /// Names in the store: of volumes, and of what may become forks.
@@ -392,6 +408,7 @@ impl Profile {
             take_over: *rng.pick(&[0, 5000, 10_000]),
             close: *rng.pick(&[500, 5000]),
             recreate: *rng.pick(&[0, 5000]),
+            rename: 0,
         };
     }
 

@@ -10,7 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use volume::hostlog::names::PIN_PREFIX;
+use volume::object::root::Root;
 use volume::object::{ROOT_PREFIX, SNAPSHOT_PREFIX};
+use volume::units::VolumeId;
 
 use crate::faults::{Fault, FaultCounts};
 use crate::oracle::garbage::{CANDIDATES_KEY, Stored};
@@ -167,6 +169,8 @@ pub struct Replacement {
     pub version: u64,
     /// Whose call it was.
     pub author: u64,
+    /// Whose root it is since then, if it is a volume's.
+    pub volume: Option<VolumeId>,
 }
 
 /// What took effect that the rules of forks speak of, and whose call it was.
@@ -178,6 +182,8 @@ pub enum RootStep {
     Read(u64, String),
     /// A root was written where none was.
     Created(u64, String),
+    /// The root of a volume was written, as a new one or over another.
+    Named(String),
 }
 
 #[derive(Clone, Debug)]
@@ -440,7 +446,16 @@ impl SimStore {
         self.next_version += 1;
         if condition != Condition::None {
             let all = self.replacements.entry(key.to_owned()).or_default();
-            all.push(Replacement { version, author });
+            let root = key.starts_with(ROOT_PREFIX).then(|| Root::decode(data));
+            let volume = root.and_then(Result::ok).map(|root| root.volume);
+            all.push(Replacement {
+                version,
+                author,
+                volume,
+            });
+        }
+        if key.starts_with(ROOT_PREFIX) {
+            self.root_steps.push(RootStep::Named(key.to_owned()));
         }
         if condition == Condition::Absent && is_root(key) {
             self.root_steps

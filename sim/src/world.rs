@@ -31,6 +31,7 @@ mod io;
 mod life;
 mod line;
 mod machine;
+mod names;
 mod outcome;
 mod plan;
 mod points;
@@ -156,6 +157,10 @@ struct Attachment {
     wanted: bool,
     /// It was closed since it was opened.
     has_let_go: bool,
+    /// The store had a volume of its name when its server was asked for it last.
+    had_root: bool,
+    /// And when that was.
+    asked_at: u64,
     phase: AttachmentPhase,
     history: History,
     /// A restore was asked for that may have taken place: what the volume is then.
@@ -204,6 +209,7 @@ pub struct World {
     /// Of each machine in turn, one for each name.
     attachments: Vec<Attachment>,
     lines: Vec<Line>,
+    namer: names::Namer,
     points: points::Points,
     /// Volumes so far, counted by their stamps.
     numbers: u64,
@@ -214,6 +220,8 @@ pub struct World {
     next_req: u64,
     actions_left: u64,
     crash_at: u64,
+    /// Which machine it befalls, if that is no matter of chance.
+    crash_on: Option<usize>,
     /// Crashes since a recovery was judged.
     unsettled: u32,
     planned: Option<plan::PlanProgress>,
@@ -283,6 +291,7 @@ impl World {
             lines: (0..profile.lines())
                 .map(|nth| Line::new(nth, nth >= profile.volumes))
                 .collect(),
+            namer: names::Namer::new(seed),
             points: points::Points::new(seed),
             numbers: profile.lines(),
             branches: 0,
@@ -291,6 +300,7 @@ impl World {
             next_req: 1,
             actions_left: profile.actions,
             crash_at: u64::MAX,
+            crash_on: None,
             unsettled: 0,
             planned: None,
             set_back: profile.set_back.then(|| set_back::SetBack::draw(seed)),

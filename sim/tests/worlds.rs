@@ -110,6 +110,7 @@ fn hosts_that_share_a_store_keep_one_line_of_commits() {
             take_over: 8000,
             close: 3000,
             recreate: 5000,
+            rename: 0,
         };
         let outcome = World::with(seed, profile, Watch::default()).run();
         assert_eq!(outcome.violation, None, "seed {seed}");

@@ -19,6 +19,8 @@ pub enum PointAsk {
     Fork(String, String, Durability),
     /// Set the volume of this snapshot back to it; what it held is kept under the second name.
     Restore(String, String),
+    /// Give a volume another name.
+    Rename(String, String),
     /// Open a snapshot to be read.
     Open(String),
     /// Read it no more.
@@ -37,6 +39,8 @@ pub enum PointEnd {
     Forked(Result<bool, Failure>),
     /// A volume was set back, or not.
     Restored(Result<(), Failure>),
+    /// A volume has another name, or not.
+    Renamed(Result<(), Failure>),
     /// A snapshot can be read, or not.
     Opened(Result<Arc<Volume>, Failure>),
     /// It is read no more.
@@ -53,6 +57,7 @@ pub(super) struct PointCalls {
     deleting: Asked<()>,
     forking: Asked<Fork>,
     restoring: Asked<VolumeInfo>,
+    renaming: Asked<VolumeInfo>,
     opening: Asked<Volume>,
     closing: Asked<()>,
 }
@@ -74,6 +79,9 @@ impl PointCalls {
         });
         take_ended(&mut self.restoring, |token, result| {
             add(token, PointEnd::Restored(result.map(drop)));
+        });
+        take_ended(&mut self.renaming, |token, result| {
+            add(token, PointEnd::Renamed(result.map(drop)));
         });
         take_ended(&mut self.opening, |token, result| {
             add(token, PointEnd::Opened(result.map(Arc::new)));
@@ -103,6 +111,9 @@ impl Node {
             PointAsk::Restore(name, kept) => {
                 let answer = host.restore_volume(&name, &kept);
                 calls.restoring.push((token, answer));
+            }
+            PointAsk::Rename(old, new) => {
+                calls.renaming.push((token, host.rename_volume(&old, &new)));
             }
             PointAsk::Open(name) => calls.opening.push((token, host.open_snapshot(&name))),
             PointAsk::Close(volume) => {

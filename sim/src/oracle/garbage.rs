@@ -16,8 +16,8 @@ use volume::hostlog::names::{
 use volume::hostlog::record::{Content, Record};
 use volume::object::node::decode_node;
 use volume::object::page::{BlockRef, block_volume, decode_page};
-use volume::object::root::Root;
-use volume::object::{ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key};
+use volume::object::root::{RenameStep, Root};
+use volume::object::{ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX};
 use volume::units::{HostId, LogSession};
 
 use crate::trace::Violation;
@@ -170,7 +170,9 @@ impl<'a> StoreView<'a> {
     }
 
     fn read_root(&mut self, key: &str, root: &Root, is_whole: bool) -> Result<(), Violation> {
-        if root.deleted {
+        let mark = root.rename_mark();
+        let is_leaving = mark.is_some_and(|mark| mark.step == RenameStep::Leaving);
+        if root.deleted && !is_leaving {
             return Ok(());
         }
         let mut names: BTreeSet<Name> = BTreeSet::new();
@@ -232,12 +234,12 @@ impl<'a> StoreView<'a> {
     }
 }
 
-/// Whether the root stands of which this is the first.
+/// Whether the root stands of which this is the first, under whatever name.
 fn is_needless(first: &Root, objects: &[Stored<'_>]) -> bool {
-    let key = root_key(&first.name);
-    let standing = objects.iter().find(|object| object.key == key);
-    let standing = standing.and_then(|object| Root::decode(object.data).ok());
-    standing.is_some_and(|root| root.volume == first.volume && root.epoch >= first.epoch)
+    let is_root = |key: &str| key.starts_with(ROOT_PREFIX) || key.starts_with(SNAPSHOT_PREFIX);
+    let roots = objects.iter().filter(|object| is_root(object.key));
+    let mut roots = roots.filter_map(|object| Root::decode(object.data).ok());
+    roots.any(|root| root.volume == first.volume && root.epoch >= first.epoch)
 }
 
 fn names_of_record(record: &Record) -> Vec<Name> {

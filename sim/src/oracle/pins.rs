@@ -46,6 +46,7 @@ impl PinJudge {
                 }
                 read.push((key, self.clock));
             }
+            RootStep::Named(_) => {}
             RootStep::Created(author, key) => {
                 if let Some(root) = root.filter(|root| is_child(root)) {
                     return self.on_child(author, &key, root);

@@ -112,6 +112,8 @@ impl Attachment {
             order: 0,
             wanted: machine == 0 && line < profile.volumes,
             has_let_go: false,
+            had_root: false,
+            asked_at: 0,
             phase: AttachmentPhase::Down,
             history: History::new(line, profile.sectors),
             restored: None,

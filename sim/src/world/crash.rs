@@ -19,6 +19,7 @@ const CRASHES_END: u64 = 100_000;
 impl World {
     /// Draws when the next crash comes, counted in events: idle time is not worth crashing in.
     pub(super) fn draw_crash(&mut self) {
+        self.crash_on = None;
         let mean = self.profile.crash_every;
         let is_over = self.trace.events() >= CRASHES_END;
         self.crash_at = if mean == 0 || self.unsettled >= UNSETTLED_MAX || is_over {
@@ -37,6 +38,7 @@ impl World {
             1 => 0,
             several => self.chance.below(several as u64) as usize,
         };
+        let machine = self.crash_on.take().unwrap_or(machine);
         let kind = self.chance.weighted(&self.profile.crash_weights);
         if self.unsettled > 0 {
             self.count(Fault::CrashInRecovery);
@@ -136,7 +138,7 @@ impl World {
         self.trace.log(self.now, || format!("m{machine} host loss"));
         self.note_exposure(machine);
         self.lose_logged_snapshots(machine);
-        self.lose_logged_forks();
+        self.lose_logged_forks(machine);
         self.forget_devices(machine);
         self.kill_process(machine);
         if self.has_gone_back() && !self.has_gone_on() {

@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use volume::units::VolumeId;
+
 use super::{AttachmentPhase, Event, Phase, ProcessEvent, World};
 use crate::disk::PowerCut;
 use crate::faults::Fault;
@@ -62,6 +64,9 @@ impl World {
         if self.chance.draw_rate(fleet.clone) {
             return self.clone_cache(machine);
         }
+        if self.operate_names(attachment) {
+            return;
+        }
         let here = &self.attachments[attachment];
         let line = &self.lines[here.line];
         let busy = line.recreation.is_some() || !line.is_used;
@@ -84,16 +89,26 @@ impl World {
         for at in machines {
             let here = self.attachments.iter();
             let here = here.filter(|attachment| attachment.machine == at && !attachment.wanted);
-            let unwanted: Vec<&str> = match self.phase {
-                Phase::Heal => here.map(|at| self.lines[at.line].name.as_str()).collect(),
+            let unwanted: Vec<usize> = match self.phase {
+                Phase::Heal => here.map(|at| at.line).collect(),
                 // It may be attached here again.
                 _ => Vec::new(),
+            };
+            let lines = &self.lines;
+            let is_unwanted = |id: VolumeId, name: &str| {
+                // One without a root has the name that it was made with.
+                let is_rooted = lines.iter().any(|line| line.names.ids.contains(&id));
+                let mut unwanted = unwanted.iter().map(|nth| &lines[*nth]);
+                unwanted.any(|line| match is_rooted {
+                    true => line.names.ids.contains(&id),
+                    false => line.name == name,
+                })
             };
             let machine = &mut self.machines[at];
             let Some(node) = machine.node.as_mut().filter(|_| machine.is_up) else {
                 continue;
             };
-            if node.drop_tails(&unwanted) {
+            if node.drop_tails(is_unwanted) {
                 self.faults.count(Fault::RescueDropped);
             }
         }
@@ -103,7 +118,7 @@ impl World {
         self.trace.log(self.now, || {
             format!("operator attaches v{attachment}, take over: {take_over}")
         });
-        self.attachments[attachment].phase = AttachmentPhase::Opening;
+        self.note_ask(attachment);
         let here = &self.attachments[attachment];
         if let Some(node) = &mut self.machines[here.machine].node {
             node.open(attachment, &self.lines[here.line].name, take_over);
@@ -158,6 +173,7 @@ impl World {
             format!("m{copy} becomes a clone of m{machine}")
         });
         self.lose_logged_snapshots(copy);
+        self.lose_logged_forks(copy);
         self.kill_process(copy);
         let mut disk = self.machines[machine].disk.clone();
         disk.host_crash(PowerCut::LoseAll);
@@ -187,7 +203,7 @@ impl World {
         self.restart(copy);
     }
 
-    fn attachment_of(&self, machine: usize, line: usize) -> usize {
+    pub(super) fn attachment_of(&self, machine: usize, line: usize) -> usize {
         let lines = self.lines.len();
         machine * lines + line
     }
@@ -252,6 +268,7 @@ impl World {
                     let process = self.machines[machine].process;
                     self.begin_recreation(line, process);
                 }
+                self.rename_closed(self.attachments[attachment].line);
                 Ok(())
             }
             // It stays as it is; the next to open it finds out.
@@ -265,7 +282,8 @@ impl World {
     }
 
     fn begin_recreation(&mut self, line: usize, process: u64) {
-        if self.lines[line].recreation.is_none() {
+        let here = &self.lines[line];
+        if here.recreation.is_none() && here.names.renaming.is_none() {
             self.lines[line].recreation = Some(Recreation {
                 process,
                 deleted: false,
@@ -398,6 +416,7 @@ impl World {
     /// Everything but the first machine is gone; that one opens all volumes from the store.
     pub(super) fn leave_one_machine(&mut self) {
         for machine in 1..self.machines.len() {
+            self.lose_logged_forks(machine);
             self.kill_process(machine);
             self.machines[machine].is_up = false;
         }

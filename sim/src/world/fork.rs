@@ -26,6 +26,7 @@ impl World {
             machines: self.machines.iter().map(Machine::copy).collect(),
             attachments: self.attachments.iter().map(Attachment::copy).collect(),
             lines: self.lines.clone(),
+            namer: self.namer.clone(),
             points: self.points.copy(),
             process_machines: self.process_machines.clone(),
             callers: self.callers.clone(),

@@ -45,9 +45,12 @@ impl World {
         Ok(())
     }
 
-    /// A call took effect in the store: perhaps it made a snapshot or a fork.
-    pub(super) fn judge_pins(&mut self) -> Result<(), Violation> {
+    /// A call took effect in the store: perhaps it made a snapshot or a fork, or a volume got another name.
+    pub(super) fn judge_roots(&mut self) -> Result<(), Violation> {
         for step in self.store.take_root_steps() {
+            if let RootStep::Named(key) = &step {
+                self.judge_name(key)?;
+            }
             let root = match &step {
                 RootStep::Created(_, key) => self.store.data(key),
                 _ => None,

@@ -1,5 +1,6 @@
 //! How a server process comes up, brings its volumes up, and how a world ends.
 
+use super::names::is_of_renaming;
 use super::{AttachmentPhase, Phase, ProcessEvent, World};
 use crate::disk::{DiskFaults, Io, Origin};
 use crate::faults::Fault;
@@ -161,8 +162,8 @@ impl World {
             }
             return;
         }
-        here.phase = AttachmentPhase::Opening;
         let (machine, line) = (here.machine, here.line);
+        self.note_ask(attachment);
         let before_the_store = self.chance.draw_rate(self.profile.unchecked);
         if let Some(node) = &mut self.machines[machine].node {
             let name = &self.lines[line].name;
@@ -171,6 +172,14 @@ impl World {
                 false => node.open(attachment, name, false),
             }
         }
+    }
+
+    /// A process is about to be asked for this volume.
+    pub(super) fn note_ask(&mut self, attachment: usize) {
+        let had_root = self.has_root(self.attachments[attachment].line);
+        let here = &mut self.attachments[attachment];
+        (here.phase, here.had_root) = (AttachmentPhase::Opening, had_root);
+        here.asked_at = self.now;
     }
 
     fn on_boot_failed(&mut self, machine: usize, failure: &Failure) -> Result<(), Violation> {
@@ -199,8 +208,10 @@ impl World {
                 return Ok(());
             }
         }
-        let here = &mut self.attachments[attachment];
+        let here = &self.attachments[attachment];
         let (machine, line) = (here.machine, here.line);
+        let has_new_name = is_of_renaming(failure) && self.is_renamed_since(line, here.asked_at);
+        let here = &mut self.attachments[attachment];
         match failure {
             Failure::NoSuchVolume(_) if !self.lines[line].created => {
                 here.phase = AttachmentPhase::Creating;
@@ -209,6 +220,11 @@ impl World {
                 if let Some(node) = &mut self.machines[machine].node {
                     node.create(attachment, &name, bytes, block as u32);
                 }
+                Ok(())
+            }
+            // It has another name by now.
+            _ if has_new_name => {
+                self.look_for_renamed(attachment);
                 Ok(())
             }
             // A deletion whose answer was lost took effect after all.
@@ -224,7 +240,7 @@ impl World {
                 Ok(())
             }
             // Somebody else has it, or it was deleted: the operator may think again.
-            _ if self.may_be_anothers(line, failure) => {
+            _ if self.may_be_anothers(attachment, failure) => {
                 self.attachments[attachment].wanted = false;
                 self.attachments[attachment].forget_device();
                 Ok(())
@@ -261,14 +277,32 @@ impl World {
         }
     }
 
-    /// Whether this may be why a volume of several hosts cannot be opened here. Of a fork that was made its root is there.
-    fn may_be_anothers(&self, line: usize, failure: &Failure) -> bool {
-        let is_theirs = match failure {
+    /// A volume was asked for by a name that it had: at the end it is asked for again, and before the operator may think again.
+    fn look_for_renamed(&mut self, attachment: usize) {
+        let here = &mut self.attachments[attachment];
+        if self.phase == Phase::LastOpen {
+            let machine = here.machine;
+            self.at_process(machine, 100_000_000, ProcessEvent::Retry { attachment });
+        } else {
+            here.wanted = false;
+            here.forget_device();
+        }
+    }
+
+    /// Whether this may be why a volume of several hosts cannot be opened here. Of a fork that was made its root is there, or the
+    /// log of one host has it.
+    fn may_be_anothers(&mut self, attachment: usize, failure: &Failure) -> bool {
+        if self.is_single() || self.phase == Phase::LastOpen {
+            return false;
+        }
+        let line = self.attachments[attachment].line;
+        match failure {
             Failure::Held { .. } | Failure::Fenced(_) | Failure::InUse(_) => true,
-            Failure::NoSuchVolume(_) => !self.lines[line].is_fork(),
+            Failure::NoSuchVolume(_) => {
+                !self.lines[line].is_fork() || self.may_miss_fork(attachment)
+            }
             _ => false,
-        };
-        is_theirs && !self.is_single() && self.phase != Phase::LastOpen
+        }
     }
 
     pub(super) fn all_serving(&mut self) {

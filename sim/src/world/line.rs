@@ -12,6 +12,7 @@
 use std::collections::BTreeSet;
 
 use super::World;
+use super::names::Names;
 use crate::faults::Fault;
 use crate::oracle::history::{History, Loss};
 use crate::trace::Violation;
@@ -52,18 +53,33 @@ pub(super) struct ForkOrigin {
     pub(super) is_stored: bool,
 }
 
+/// A fork that a log has, and the store perhaps not yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeptFork {
+    /// The attachment of its parent, on the machine whose log has it, and since which version of the parent's root that
+    /// had been open.
+    pub(super) parent: usize,
+    pub(super) order: u64,
+    /// It was acknowledged.
+    pub(super) is_sure: bool,
+    /// The store was seen to have it since.
+    pub(super) is_brought: bool,
+}
+
 /// A name in the store.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) name: String,
+    /// What it was called before, and may be called next.
+    pub(super) names: Names,
     /// There is a volume of this name, or may be: a name for a fork waits for one.
     pub(super) is_used: bool,
     /// It is a fork that nobody has read yet.
     new_fork: Option<ForkOrigin>,
     pub(super) created: bool,
     incarnations: Vec<Incarnation>,
-    /// It is a fork that was in a log alone when its making ended.
-    pub(super) is_logged_fork: bool,
+    /// It is a fork that was in a log alone when its making ended, or may have been.
+    pub(super) kept: Option<KeptFork>,
     /// Somebody asked for its deletion, which may take effect late; or a fork was lost with the log that had it.
     pub(super) may_be_deleted: bool,
     /// It is being deleted and created again.
@@ -88,13 +104,15 @@ impl Line {
             origins: Vec::new(),
             tenures: Vec::new(),
         };
+        let name = format!("{}{number}", if is_fork { "f" } else { "v" });
         Line {
-            name: format!("{}{number}", if is_fork { "f" } else { "v" }),
+            names: Names::new(&name),
+            name,
             is_used: !is_fork,
             new_fork: None,
             created: false,
             incarnations: vec![first],
-            is_logged_fork: false,
+            kept: None,
             may_be_deleted: false,
             recreation: None,
         }
@@ -115,11 +133,12 @@ impl Line {
         &mut self,
         origins: Vec<History>,
         origin: ForkOrigin,
+        kept: Option<KeptFork>,
         is_sure: bool,
     ) {
         (self.is_used, self.created) = (true, true);
         self.may_be_deleted = !is_sure;
-        self.is_logged_fork = !origin.is_stored;
+        self.kept = kept;
         self.new_fork = Some(origin);
         if let Some(first) = self.incarnations.first_mut() {
             first.origins = origins;
@@ -160,7 +179,7 @@ impl World {
             return;
         }
         let process = self.machines[self.attachments[attachment].machine].process;
-        let writes = self.store.replacements(&self.root_key(attachment));
+        let writes = self.root_writes(self.attachments[attachment].line);
         let mine = writes.iter().rev().find(|write| write.author == process);
         // Without one it goes on under its last.
         let order = mine.map_or(self.attachments[attachment].order, |write| write.version);
@@ -170,7 +189,7 @@ impl World {
     /// Whether another machine replaced the root after `since`, and up to `until`.
     pub(super) fn was_replaced_elsewhere(&self, attachment: usize, since: u64, until: u64) -> bool {
         let machine = self.attachments[attachment].machine;
-        let writes = self.store.replacements(&self.root_key(attachment));
+        let writes = self.root_writes(self.attachments[attachment].line);
         writes.iter().any(|write| {
             write.version > since
                 && write.version <= until
@@ -183,8 +202,11 @@ impl World {
         if self.has_gone_back() {
             return true;
         }
-        let since = self.attachments[attachment].order;
-        let machine = self.attachments[attachment].machine;
+        let here = &self.attachments[attachment];
+        let (since, machine) = (here.order, here.machine);
+        if self.may_end_with_parent(here.line, machine) {
+            return true;
+        }
         // A host that met its copy's records in its log has stopped.
         self.machines[machine].shares_log
             || !self.is_single() && self.was_replaced_elsewhere(attachment, since, u64::MAX)
@@ -212,6 +234,12 @@ impl World {
             .find(|tenure| tenure.attachment == attachment && tenure.left.is_none());
         let continues = here.number == incarnation.number
             && last.is_some_and(|t| !self.was_replaced_elsewhere(attachment, t.order, order));
+        if continues && self.may_end_with_parent(line, self.attachments[attachment].machine) {
+            // What was written to it is kept for rescue.
+            self.attachments[attachment]
+                .history
+                .record_loss(Loss::Cache);
+        }
         let (found, is_from_store) = if continues {
             (self.judge_own(attachment, image, unread)?, false)
         } else {
@@ -290,7 +318,7 @@ impl World {
         }
         let here = &self.attachments[attachment];
         let (order, line, machine) = (here.order, here.line, here.machine);
-        let writes = self.store.replacements(&self.root_key(attachment));
+        let writes = self.root_writes(self.attachments[attachment].line);
         let is_mine = |author: u64| self.process_machines[author as usize] == machine;
         let mine = writes.iter().rev().find(|write| is_mine(write.author));
         let mine = mine.map_or(order, |write| write.version);

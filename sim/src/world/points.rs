@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use volume::object::root::Root;
+use volume::object::root::{RenameStep, Root};
 use volume::object::root_key;
 use volume::units::VolumeId;
 
@@ -22,6 +22,7 @@ use crate::trace::Violation;
 
 mod ask;
 mod ends;
+mod kept_fork;
 mod last;
 mod reader;
 mod restore;
@@ -48,7 +49,8 @@ enum Fate {
 /// A snapshot.
 #[derive(Clone, Debug)]
 struct Snapshot {
-    name: String,
+    /// Its name behind that of its volume.
+    suffix: String,
     /// As it was acknowledged.
     id: Option<VolumeId>,
     /// Of whose volume, and by which machine.
@@ -82,13 +84,14 @@ enum Parent {
 struct Sought {
     nth: usize,
     fate: Fate,
+    asked_at: u64,
 }
 
-/// A member of what is being taken: a volume, the snapshot's name, and where the history stood.
+/// A member of what is being taken: a volume, the end of the snapshot's name, and where the history stood.
 #[derive(Clone, Debug)]
 struct Member {
     attachment: usize,
-    name: String,
+    suffix: String,
     low: u64,
 }
 
@@ -106,7 +109,12 @@ enum Asked {
     Restore {
         attachment: usize,
         sought: Sought,
+        /// The end of the name of what the volume held.
         kept: String,
+    },
+    Rename {
+        line: usize,
+        new: String,
     },
 }
 
@@ -114,6 +122,7 @@ enum Asked {
 struct Call {
     machine: usize,
     asked: Asked,
+    asked_at: u64,
 }
 
 /// All snapshots of a world, and what is done to them and to forks.
@@ -127,6 +136,8 @@ pub(super) struct Points {
     to_restore: BTreeMap<usize, usize>,
     /// Names the next call or reader.
     next: u64,
+    /// When what ends now was asked for.
+    answered_since: u64,
     /// At the end of the world: the next one to be read.
     last: Option<usize>,
 }
@@ -141,6 +152,7 @@ impl Points {
             readers: BTreeMap::new(),
             to_restore: BTreeMap::new(),
             next: 0,
+            answered_since: 0,
             last: Some(0),
         }
     }
@@ -177,9 +189,20 @@ impl Points {
         self.calls.values().any(is_member)
     }
 
+    /// Whether a process was asked to rename this line.
+    pub(super) fn is_being_renamed(&self, line: usize) -> bool {
+        let is_it =
+            |call: &Call| matches!(&call.asked, Asked::Rename { line: at, .. } if *at == line);
+        self.calls.values().any(is_it)
+    }
+
     /// Whether a volume is closed to be set back.
     pub(super) fn is_to_restore(&self) -> bool {
         !self.to_restore.is_empty()
+    }
+
+    pub(super) fn is_without_calls(&self) -> bool {
+        self.calls.is_empty()
     }
 
     fn is_idle(&self) -> bool {
@@ -197,23 +220,30 @@ impl World {
         });
         if let Some(node) = &mut self.machines[machine].node {
             node.ask_point(token, ask);
-            let is_short = matches!(asked, Asked::Restore { .. });
-            self.points.calls.insert(token, Call { machine, asked });
-            self.draw_crash_in_call(is_short);
+            let odds = match asked {
+                Asked::Restore { .. } => (2, EVENTS_OF_A_CALL / 3),
+                Asked::Rename { .. } => (2, EVENTS_OF_A_CALL * 2),
+                _ => (CALLS_TO_A_CRASH, EVENTS_OF_A_CALL),
+            };
+            let call = Call {
+                machine,
+                asked,
+                asked_at: self.now,
+            };
+            self.points.calls.insert(token, call);
+            self.draw_crash_in_call(machine, odds);
         }
     }
 
-    /// One call in a few is cut short by a crash, at any of its steps. While a volume is set back its clients do nothing, so
-    /// there are fewer.
-    fn draw_crash_in_call(&mut self, is_short: bool) {
+    /// One call in a few is cut short by a crash, at any of its steps. While a volume is set back or renamed its clients do
+    /// nothing, so there are fewer.
+    fn draw_crash_in_call(&mut self, machine: usize, (one_in, most): (u64, u64)) {
         let events = self.trace.events();
-        let (one_in, most) = match is_short {
-            true => (2, EVENTS_OF_A_CALL / 3),
-            false => (CALLS_TO_A_CRASH, EVENTS_OF_A_CALL),
-        };
         if self.crash_at < u64::MAX && self.points.rng.below(one_in) == 0 {
             let at = events + self.points.rng.within(1, most);
-            self.crash_at = self.crash_at.min(at);
+            if at < self.crash_at {
+                (self.crash_at, self.crash_on) = (at, Some(machine));
+            }
         }
     }
 
@@ -237,19 +267,39 @@ impl World {
         Ok(fate)
     }
 
-    /// Whether the store has a snapshot that was acknowledged.
+    /// The name of a snapshot as its volume is called now.
+    fn snapshot_name(&self, nth: usize) -> String {
+        let snapshot = &self.points.snapshots[nth];
+        let line = self.attachments[snapshot.attachment].line;
+        format!("{}@{}", self.lines[line].name, snapshot.suffix)
+    }
+
+    /// Whether the store has a snapshot that was acknowledged, under one of the names that its volume has had.
     fn is_stored(&self, snapshot: &Snapshot) -> Result<bool, Violation> {
-        let Some(bytes) = self.store.data(&root_key(&snapshot.name)) else {
+        let line = self.attachments[snapshot.attachment].line;
+        for name in &self.lines[line].names.all {
+            if self.is_stored_as(snapshot, &format!("{name}@{}", snapshot.suffix))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn is_stored_as(&self, snapshot: &Snapshot, name: &str) -> Result<bool, Violation> {
+        let Some(bytes) = self.store.data(&root_key(name)) else {
             return Ok(false);
         };
         let wrong = |what: String| {
-            let detail = format!("{}: {what}", snapshot.name);
+            let detail = format!("{name}: {what}");
             Err(Violation::new("S6 snapshot", detail))
         };
         let root = match Root::decode(bytes) {
             Ok(root) => root,
             Err(error) => return wrong(format!("its root cannot be read: {error:?}")),
         };
+        if let Some(mark) = root.rename_mark() {
+            return Ok(mark.step == RenameStep::Leaving);
+        }
         match snapshot.id {
             Some(id) if id != root.volume => wrong(format!(
                 "acknowledged as {id}, and the store has {}",
@@ -272,7 +322,11 @@ impl World {
     /// Where a snapshot is that a process is about to be asked for. What is wrong with it is seen later.
     fn sought(&mut self, nth: usize) -> Sought {
         let fate = self.settle_fate(nth).unwrap_or(Fate::Maybe);
-        Sought { nth, fate }
+        Sought {
+            nth,
+            fate,
+            asked_at: self.now,
+        }
     }
 
     /// Whether a process of this machine that was asked for a snapshot had to find it.
@@ -281,6 +335,9 @@ impl World {
         let attachment = self.points.snapshots[sought.nth].attachment;
         let here = &self.attachments[attachment];
         let is_serving = here.phase == AttachmentPhase::Serving;
+        if self.is_renamed_since(here.line, sought.asked_at) {
+            return Ok(false);
+        }
         Ok(match sought.fate {
             Fate::Stored => now == Fate::Stored,
             Fate::Logged { .. } => {
@@ -318,6 +375,10 @@ impl World {
                     sought,
                     kept,
                 } => self.leave_open_whether_restored(attachment, sought, kept),
+                Asked::Rename { line, new } => {
+                    // What is wrong with it is seen at the next step of the store.
+                    let _ = self.on_renamed(machine, line, &new, None);
+                }
                 Asked::Delete(_) | Asked::Open(_) | Asked::Close => {}
             }
         }
@@ -338,14 +399,6 @@ impl World {
         }
     }
 
-    /// A machine's log is about to be lost, and with it the forks that have no root yet.
-    pub(super) fn lose_logged_forks(&mut self) {
-        for line in self.lines.iter_mut().filter(|line| line.is_logged_fork) {
-            let key = root_key(&line.name);
-            line.may_be_deleted |= self.store.data(&key).is_none();
-        }
-    }
-
     /// Whether everything that was asked has ended, and what logs have went to the store.
     pub(super) fn points_are_at_rest(&mut self) -> Result<bool, Violation> {
         if !self.points.is_idle() {
@@ -356,6 +409,6 @@ impl World {
                 return Ok(false);
             }
         }
-        Ok(true)
+        Ok(self.forks_are_at_rest() && self.names_are_at_rest()?)
     }
 }

@@ -109,7 +109,7 @@ impl World {
         }
         self.trace.record(&[self.now, order]);
         self.handle_event(event)?;
-        self.judge_pins()?;
+        self.judge_roots()?;
         self.judge_passes()?;
         self.count_compactions();
         self.judge_scrubs()?;

@@ -107,9 +107,11 @@ impl World {
         }
         state.is_torn = false;
         let there = &self.machines[state.machine];
+        let mut names = self.lines[state.line].names.all.iter();
+        let is_reported = names.any(|name| there.rings_reported.contains(name));
         let name = &self.lines[state.line].name;
         let silent = own && there.ring_gone && !there.disk.has_corrupted() && found < acked;
-        if silent && !there.rings_reported.contains(name) {
+        if silent && !is_reported {
             let detail = format!(
                 "the rings vanished, {} acknowledged commits of volume {name} with them, and \
                  recovery did not say so",

@@ -66,12 +66,16 @@ impl World {
             let here = &self.attachments[*attachment];
             Member {
                 attachment: *attachment,
-                name: format!("{}@s{suffix}", self.lines[here.line].name),
+                suffix: format!("s{suffix}"),
                 low: here.history.len(),
             }
         });
         let members: Vec<Member> = members.collect();
-        let mut names: Vec<String> = members.iter().map(|at| at.name.clone()).collect();
+        let name = |at: &Member| {
+            let line = self.attachments[at.attachment].line;
+            format!("{}@{}", self.lines[line].name, at.suffix)
+        };
+        let mut names: Vec<String> = members.iter().map(name).collect();
         let ask = match names.len() {
             1 => PointAsk::Take(names.remove(0), durability),
             _ => PointAsk::TakeGroup(names, durability),
@@ -95,12 +99,12 @@ impl World {
             return;
         };
         let sought = self.sought(nth);
+        let ask = PointAsk::Delete(self.snapshot_name(nth));
         let snapshot = &mut self.points.snapshots[nth];
         if snapshot.fate == Fate::Gone {
             return;
         }
         snapshot.deletions += 1;
-        let ask = PointAsk::Delete(snapshot.name.clone());
         self.ask_point(machine, Asked::Delete(sought), ask);
     }
 
@@ -112,7 +116,7 @@ impl World {
 
     pub(super) fn open_snapshot(&mut self, machine: usize, snapshot: usize) {
         let sought = self.sought(snapshot);
-        let name = self.points.snapshots[snapshot].name.clone();
+        let name = self.snapshot_name(snapshot);
         self.ask_point(machine, Asked::Open(sought), PointAsk::Open(name));
     }
 
@@ -138,10 +142,9 @@ impl World {
         let here = &self.attachments[attachment];
         let (machine, order, low) = (here.machine, here.order, here.history.len());
         let parent = self.lines[here.line].name.clone();
-        // Of several hosts another one may open it at once, and that needs the store.
-        let durability = match self.is_single() && self.points.rng.below(4) != 0 {
-            true => Durability::Log,
-            false => Durability::Store,
+        let durability = match self.points.rng.below(4) {
+            0 => Durability::Store,
+            _ => Durability::Log,
         };
         let ask = PointAsk::Fork(parent, self.lines[line].name.clone(), durability);
         let parent = Parent::Live {
@@ -152,6 +155,15 @@ impl World {
         self.ask_point(machine, Asked::Fork { line, parent }, ask);
     }
 
+    pub(in crate::world) fn ask_to_rename(&mut self, machine: usize, line: usize, new: String) {
+        let asked = Asked::Rename {
+            line,
+            new: new.clone(),
+        };
+        let old = self.lines[line].name.clone();
+        self.ask_point(machine, asked, PointAsk::Rename(old, new));
+    }
+
     fn fork_snapshot(&mut self) {
         let Some(line) = self.free_line() else {
             return self.read_snapshot();
@@ -160,12 +172,11 @@ impl World {
             return;
         };
         let parent = Parent::Snapshot(self.sought(nth));
-        let snapshot = &self.points.snapshots[nth];
-        if snapshot.fate == Fate::Gone {
+        if self.points.snapshots[nth].fate == Fate::Gone {
             return;
         }
         let name = self.lines[line].name.clone();
-        let ask = PointAsk::Fork(snapshot.name.clone(), name, Durability::Store);
+        let ask = PointAsk::Fork(self.snapshot_name(nth), name, Durability::Store);
         self.ask_point(machine, Asked::Fork { line, parent }, ask);
     }
 }

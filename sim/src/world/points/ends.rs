@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use volume::SnapshotInfo;
 
-use super::{Asked, Call, Fate, Member, Parent, Snapshot, Sought, World};
+use super::{Asked, Fate, Member, Parent, Snapshot, Sought, World};
 use crate::faults::Fault;
 use crate::node::{Failure, PointEnd};
 use crate::oracle::history::History;
 use crate::oracle::moments::Moments;
 use crate::trace::Violation;
 use crate::world::line::ForkOrigin;
+use crate::world::names::is_of_renaming;
 
 impl World {
     /// What was asked of a process has ended.
@@ -20,9 +21,11 @@ impl World {
         end: PointEnd,
     ) -> Result<(), Violation> {
         self.trace.record(&[11, token]);
-        let Some(Call { machine, asked }) = self.points.calls.remove(&token) else {
+        let Some(call) = self.points.calls.remove(&token) else {
             return Ok(());
         };
+        let (machine, asked) = (call.machine, call.asked);
+        self.points.answered_since = call.asked_at;
         match (asked, end) {
             (Asked::Take(members, moments), PointEnd::Taken(result)) => {
                 if let Err(failure) = &result {
@@ -48,9 +51,12 @@ impl World {
                 },
                 PointEnd::Restored(result),
             ) => self.on_restored(attachment, sought, kept, &result),
+            (Asked::Rename { line, new }, PointEnd::Renamed(result)) => {
+                self.on_renamed(machine, line, &new, Some(&result))
+            }
             (Asked::Open(sought), PointEnd::Opened(result)) => match result {
                 Ok(_) if sought.fate == Fate::Gone => {
-                    let name = &self.points.snapshots[sought.nth].name;
+                    let name = self.snapshot_name(sought.nth);
                     let detail = format!("{name} can be opened, and was deleted before");
                     Err(Violation::new("S6 deleted snapshot", detail))
                 }
@@ -90,7 +96,7 @@ impl World {
                 Some(_) => Fate::Logged { order: here.order },
             };
             self.points.snapshots.push(Snapshot {
-                name: member.name,
+                suffix: member.suffix,
                 id: info.map(|info| info.id),
                 attachment: member.attachment,
                 fate,
@@ -123,11 +129,13 @@ impl World {
                 Ok(())
             }
             // Nobody else was asked: it was not deleted, and a log that this host does not know may have it still.
-            Err(Failure::NoSuchSnapshot(_)) if self.points.snapshots[nth].deletions == 1 => {
+            Err(Failure::NoSuchSnapshot(_) | Failure::RenamedAndGone { .. })
+                if self.points.snapshots[nth].deletions == 1 =>
+            {
                 self.points.snapshots[nth].deletions = 0;
                 self.judge_missing(machine, sought)
             }
-            Err(Failure::NoSuchSnapshot(_)) => Ok(()),
+            Err(Failure::NoSuchSnapshot(_) | Failure::RenamedAndGone { .. }) => Ok(()),
             Err(failure) => {
                 let here = &mut self.points.snapshots[nth];
                 if here.fate != Fate::Gone {
@@ -147,7 +155,7 @@ impl World {
         if !self.must_be_found(sought, machine)? {
             return Ok(());
         }
-        let name = &self.points.snapshots[sought.nth].name;
+        let name = self.snapshot_name(sought.nth);
         let (detail, fate) = ("was acknowledged, and is not found", sought.fate);
         let detail = format!("{name} {detail} by m{machine}, which was asked when it was {fate:?}");
         Err(Violation::new("S6 snapshot is kept", detail))
@@ -164,10 +172,12 @@ impl World {
             return Ok(());
         }
         match failure {
-            Failure::NoSuchSnapshot(_) if self.points.snapshots[nth].deletions == 0 => {
+            Failure::NoSuchSnapshot(_) | Failure::RenamedAndGone { .. }
+                if self.points.snapshots[nth].deletions == 0 =>
+            {
                 self.judge_missing(machine, sought)
             }
-            Failure::NoSuchSnapshot(_) => Ok(()),
+            Failure::NoSuchSnapshot(_) | Failure::RenamedAndGone { .. } => Ok(()),
             _ => self.judge_point_refusal(self.points.snapshots[nth].attachment, failure),
         }
     }
@@ -193,12 +203,13 @@ impl World {
         match (failure, parent) {
             // Nothing was sent yet that could make one.
             (Failure::Busy(_) | Failure::TooManyPoints(..) | Failure::InUse(_), _) => Ok(()),
-            (Failure::NoSuchSnapshot(_), Parent::Snapshot(sought)) => {
-                match self.points.snapshots[sought.nth].deletions {
-                    0 => self.judge_missing(machine, sought),
-                    _ => Ok(()),
-                }
-            }
+            (
+                Failure::NoSuchSnapshot(_) | Failure::RenamedAndGone { .. },
+                Parent::Snapshot(sought),
+            ) => match self.points.snapshots[sought.nth].deletions {
+                0 => self.judge_missing(machine, sought),
+                _ => Ok(()),
+            },
             (failure, Parent::Snapshot(sought)) => {
                 let attachment = self.points.snapshots[sought.nth].attachment;
                 self.judge_point_refusal(attachment, failure)?;
@@ -237,7 +248,8 @@ impl World {
             snapshot,
             is_stored: made == Some(true),
         };
-        self.lines[line].begin_as_fork(origins, origin, is_sure);
+        let kept = self.kept_fork(parent, made);
+        self.lines[line].begin_as_fork(origins, origin, kept, is_sure);
         let machine = self.points.rng.below(self.machines.len() as u64) as usize;
         let attachment = machine * lines + line;
         self.attachments[attachment].wanted = true;
@@ -310,10 +322,11 @@ impl World {
         image: &[u8],
         unread: &BTreeSet<u64>,
     ) -> Result<(), Violation> {
+        let name = self.snapshot_name(nth);
         let snapshot = &mut self.points.snapshots[nth];
         let judged = snapshot.history.judge_point(image, unread);
         let found = judged.map_err(|violation| {
-            let detail = format!("{}: {}", snapshot.name, violation.detail);
+            let detail = format!("{name}: {}", violation.detail);
             Violation::new(violation.promise, detail)
         })?;
         let is_whole = unread.is_empty();
@@ -349,7 +362,7 @@ impl World {
     }
 
     /// What may be refused: what cannot be reached, or is busy, or is another's by now.
-    pub(super) fn judge_point_refusal(
+    pub(in crate::world) fn judge_point_refusal(
         &self,
         attachment: usize,
         failure: &Failure,
@@ -367,7 +380,10 @@ impl World {
             failure,
             Failure::Fenced(_) | Failure::Deleted(_) | Failure::Held { .. }
         );
-        let is_common = is_common || is_anothers && !self.is_single();
+        let line = self.attachments[attachment].line;
+        let is_renamed = self.is_renamed_since(line, self.points.answered_since);
+        let is_common =
+            is_common || is_anothers && !self.is_single() || is_renamed && is_of_renaming(failure);
         if is_common || self.profile.errors_allowed() || self.is_challenged(attachment) {
             return Ok(());
         }

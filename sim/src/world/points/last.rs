@@ -50,10 +50,10 @@ impl World {
                 self.points.last = None;
                 Ok(true)
             }
-            Failure::NoSuchSnapshot(_) => Ok(false),
+            Failure::NoSuchSnapshot(_) | Failure::RenamedAndGone { .. } => Ok(false),
             _ => match self.points.snapshots[nth].fate {
                 Fate::Stored => {
-                    let name = &self.points.snapshots[nth].name;
+                    let name = self.snapshot_name(nth);
                     let detail = format!("{name} cannot be opened: {failure:?}");
                     Err(Violation::new("S6 snapshot is kept", detail))
                 }

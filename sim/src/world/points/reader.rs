@@ -139,7 +139,7 @@ impl World {
                 let nth = reader.snapshot;
                 let is_deleted = self.points.snapshots[nth].deletions > 0;
                 if !is_deleted && !self.profile.errors_allowed() {
-                    let name = &self.points.snapshots[nth].name;
+                    let name = self.snapshot_name(nth);
                     let detail = format!("{name} cannot be read, and nobody deleted it: {kind}");
                     return Err(Violation::new("S6 snapshot is kept", detail));
                 }

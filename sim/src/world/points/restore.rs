@@ -65,14 +65,16 @@ impl World {
         // The store has all of it.
         let acked = here.history.acked();
         here.history.on_flushed(acked);
-        let kept = format!("{}@k{}", self.lines[here.line].name, self.points.next);
+        let volume = self.lines[here.line].name.clone();
+        let kept = format!("k{}", self.points.next);
         let sought = self.sought(nth);
-        let name = self.points.snapshots[nth].name.clone();
+        let name = self.snapshot_name(nth);
         let asked = Asked::Restore {
             attachment,
             sought,
             kept: kept.clone(),
         };
+        let kept = format!("{volume}@{kept}");
         self.ask_point(machine, asked, PointAsk::Restore(name, kept));
     }
 
@@ -124,10 +126,10 @@ impl World {
     }
 
     /// What the volume held is a snapshot of its own.
-    fn add_kept(&mut self, attachment: usize, name: String, fate: Fate) {
+    fn add_kept(&mut self, attachment: usize, suffix: String, fate: Fate) {
         let history = &self.attachments[attachment].history;
         self.points.snapshots.push(Snapshot {
-            name,
+            suffix,
             id: None,
             attachment,
             fate,
