@@ -118,7 +118,9 @@ fn the_settings_are_printed_with_where_they_are_from_and_a_file_is_checked() {
         text.contains("\nrpo = \"7s\" # from the command line"),
         "{text}"
     );
-    assert!(text.contains("\n#cache-size = \"4GiB\"\n"), "{text}");
+    // How much depends on the space that is free here.
+    assert!(text.contains("\n#cache-size = \""), "{text}");
+    assert!(text.contains("\n#gc = \"6h\"\n"), "{text}");
     let printed = world.path("printed.toml");
     std::fs::write(&printed, text).unwrap();
     let (code, said, _) = run(&["config", "check", printed.to_str().unwrap()]);
