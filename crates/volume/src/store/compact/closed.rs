@@ -254,7 +254,7 @@ async fn work(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<bool, OpenError>
             return Ok(false);
         };
         relocate(engine, tail, &chosen).await?;
-        // Of what was chosen snapshots may name all: then another pass would choose the same.
+        // A pass that chose nothing would choose nothing again.
         if !chosen.has_more || chosen.is_empty() {
             return Ok(is_allowed(engine, tail));
         }
