@@ -229,7 +229,11 @@ fn source_steps() -> Vec<Step> {
             run: Box::new(|_| {
                 let mut clippy = workspace::cargo(["clippy", "--quiet", "--workspace"]);
                 clippy.args(["--all-targets", "--", "-D", "warnings"]);
-                Kind::Commands(vec![clippy])
+                // The models of the engine are behind a feature that the command before leaves off.
+                let mut models = workspace::cargo(["clippy", "--quiet", "--package=volume"]);
+                models.args(["--features=shuttle", "--lib", "--profile=test"]);
+                models.args(["--", "-D", "warnings"]);
+                Kind::Commands(vec![clippy, models])
             }),
         },
         Step {

@@ -286,6 +286,7 @@ impl Server {
                 unix_ms: 0,
             },
             continues: None,
+            may_begin: None,
         });
         wait(&host, &machine, &answer).expect("an empty log is recovered");
         let created = host.create_volume(VolumeSpec {
