@@ -42,7 +42,7 @@ use crate::store::open::prepared::PreparedIndexes;
 use crate::store::roots::watch_state::RootWatchState;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::units::{HostId, LogSession, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, VolumeId};
 
 /// What recovery and the driver give to make a host.
 pub(crate) struct Parts {
@@ -369,6 +369,14 @@ impl Engine {
 
     pub(crate) fn tail(&self, id: TailId) -> Option<Arc<Tail>> {
         lock(&self.tails).get(&id).cloned()
+    }
+
+    /// The tail of the newest hold of a volume.
+    pub(crate) fn newest_tail_of(&self, volume: VolumeId) -> Option<Arc<Tail>> {
+        let of = |since| TailId { volume, since };
+        let tails = lock(&self.tails);
+        let mut holds = tails.range(of(Epoch(0))..=of(Epoch(u64::MAX)));
+        holds.next_back().map(|(_, tail)| Arc::clone(tail))
     }
 
     pub(crate) fn add_tail(&self, tail: Arc<Tail>) {

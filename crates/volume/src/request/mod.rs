@@ -7,10 +7,12 @@ pub(crate) mod fork_base;
 mod fork_point;
 mod invariants;
 mod kept_snapshots;
+mod log_copies;
 mod loose_layers;
 pub(crate) mod parked;
 mod plan;
 pub(crate) mod points;
+mod read;
 pub(crate) mod space;
 mod status;
 pub(crate) mod tail;
@@ -23,28 +25,19 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{
-    Backend, FileId, Geometry, MoveError, MoveResult, Op, Park, Piece, Place, SECTOR_BYTES, Step,
-    StepOf,
-};
-use smallvec::SmallVec;
+use blkmq::io::{Backend, Geometry, MoveError, MoveResult, Op, Park, SECTOR_BYTES, Step, StepOf};
 
 pub use self::kept_snapshots::LogSnapshots;
 use crate::driver::file_name;
 use crate::engine::Engine;
 use crate::failures::FailureKind;
 use crate::log::ring::TailId;
-use crate::map::index::IndexEntry;
-use crate::map::layers::Location;
-use crate::request::plan::Pieces;
 pub use crate::request::plan::{ReadPlan, SyncWait, WritePlan};
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Watermarks;
 use crate::store::catalog::volume_spec::{VolumeInfo, VolumeOwner};
 use crate::store::compact::state::VolumeSpace;
-use crate::store::fetch;
 use crate::store::fetch::read_ahead;
-use crate::store::fetch::table::{FetchTarget, chunk_key};
 use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, Span};
 
@@ -67,16 +60,6 @@ impl fmt::Debug for Volume {
             .field("name", &self.tail.name())
             .finish()
     }
-}
-
-/// What a read needs that is not on this host.
-#[derive(Default)]
-struct MissingData {
-    targets: Vec<FetchTarget>,
-    /// Some of it is nowhere any more.
-    damaged: bool,
-    /// What the store has is not known.
-    unknown: bool,
 }
 
 /// The largest read or write: a larger write would starve others of log space. 32 MiB, NBD's limit.
@@ -226,114 +209,6 @@ impl Volume {
         }
     }
 
-    fn begin_read(&self, sector: u64, sectors: u32, waker: &Waker) -> StepOf<Self> {
-        let mut plan = ReadPlan {
-            pieces: Pieces::new(),
-            pins: SmallVec::new(),
-            chunks: SmallVec::new(),
-        };
-        let mut needs = MissingData::default();
-        let span = {
-            let inner = self.tail.lock();
-            let span = match self.check(&inner, sector, u64::from(sectors)) {
-                Ok(span) if span.is_empty() => return Step::Done(Ok(())),
-                Ok(span) => span,
-                Err(error) => return Step::Done(Err(error)),
-            };
-            inner.layers.lookup(span, &mut |part, found| match found {
-                Location::Log(addr) | Location::Clean(addr) => {
-                    plan.pins.push(self.engine.segments.pin(addr));
-                    let (file, offset) = (FileId::LOG, addr.byte_offset());
-                    plan.add(span, part, Place::At { file, offset });
-                }
-                Location::Zero => plan.add(span, part, Place::Hole),
-                Location::Below => self.lookup_index(&inner, span, part, &mut plan, &mut needs),
-            });
-            span
-        };
-        if needs.unknown {
-            drop(plan);
-            return match self.waits_for_root(waker) {
-                true => Step::Park(Park::Fetch),
-                false => self.begin_read(sector, sectors, waker),
-            };
-        }
-        if needs.damaged {
-            return Step::Done(Err(ErrorKind::Io));
-        }
-        let has_waited = !needs.targets.is_empty();
-        if has_waited || !plan.chunks.is_empty() {
-            self.observe_read(span, has_waited);
-        }
-        if needs.targets.is_empty() {
-            // The cache's lock is everybody's: a read of the log alone has no business there.
-            if !plan.chunks.is_empty() {
-                self.engine.cache.mark_planned(&plan.chunks);
-            }
-            return Step::Read(plan);
-        }
-        drop(plan);
-        match fetch::request(&self.engine, &self.tail, needs.targets, waker) {
-            Ok(()) => Step::Park(Park::Fetch),
-            Err(error) => Step::Done(Err(error)),
-        }
-    }
-
-    /// Has the waker woken when the root has been read. False: it has been, or the service has ended, and the request
-    /// is to be looked at again.
-    fn waits_for_root(&self, waker: &Waker) -> bool {
-        self.tail.checked.wait(waker);
-        let inner = self.tail.lock();
-        inner.index.is_unknown() && inner.check_serving().is_ok()
-    }
-
-    /// A client read what the store has, and perhaps had to wait for it.
-    fn observe_read(&self, span: Span, has_waited: bool) {
-        let Volume { engine, tail } = self;
-        tail.boot_set.observe(span, engine.jobs.mono_ns());
-        if let Some(ahead) = engine.streams.observe(tail.id(), span, has_waited) {
-            read_ahead::start(engine, tail, vec![ahead]);
-        }
-    }
-
-    fn lookup_index(
-        &self,
-        inner: &Inner,
-        whole: Span,
-        span: Span,
-        plan: &mut ReadPlan,
-        needs: &mut MissingData,
-    ) {
-        let Engine { cache, blocks, .. } = &*self.engine;
-        inner
-            .index
-            .lookup(span, blocks, &mut |part, stored| match stored {
-                IndexEntry::Hole => plan.add(whole, part, Place::Hole),
-                IndexEntry::Unloaded(target) => needs.targets.push(FetchTarget::Block(target)),
-                IndexEntry::Part { chunk, skip } => match cache.find(chunk_key(chunk)) {
-                    Some(hit) => {
-                        plan.pins.push(hit.pin);
-                        plan.chunks.push(chunk_key(chunk));
-                        let offset = hit.offset + u64::from(skip) * SECTOR_BYTES;
-                        plan.add(
-                            whole,
-                            part,
-                            Place::At {
-                                file: hit.file,
-                                offset,
-                            },
-                        );
-                    }
-                    None => {
-                        let chunk = Arc::new(chunk.clone());
-                        needs.targets.push(FetchTarget::Chunk(chunk));
-                    }
-                },
-                IndexEntry::Damaged => needs.damaged = true,
-                IndexEntry::Unknown => needs.unknown = true,
-            });
-    }
-
     fn begin_zeroes(&self, sector: u64, sectors: u64, fua: bool, waker: &Waker) -> StepOf<Self> {
         let Volume { engine, tail } = self;
         let lsn = {
@@ -467,36 +342,7 @@ impl Backend for Volume {
     }
 
     fn read(&self, plan: ReadPlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
-        let from_cache_disk = |piece: &Piece| {
-            matches!(
-                piece.place,
-                Place::At {
-                    file: FileId::CACHE,
-                    ..
-                }
-            )
-        };
-        let again = moved.is_err()
-            && plan.pieces.iter().any(from_cache_disk)
-            && self.engine.cache.mark_damaged_on_disk(&plan.chunks);
-        drop(plan);
-        if let Err(error) = &moved {
-            let next = if again {
-                "fetched from the store"
-            } else {
-                "the request fails"
-            };
-            self.report_failed_move(error, next);
-        }
-        if let Err(error) = self.tail.lock().check_serving() {
-            return Step::Done(Err(error));
-        }
-        if again {
-            // The store has those bytes too (S8). It ends: they are not looked for there again.
-            waker.wake_by_ref();
-            return Step::Park(Park::Fetch);
-        }
-        Step::Done(moved.map_err(ErrorKind::from))
+        self.finish_read(plan, moved, waker)
     }
 
     fn written(&self, mut plan: WritePlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {

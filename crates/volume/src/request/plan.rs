@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::cache::ChunkKey;
 use crate::engine::Engine;
 use crate::log::segments::Lots;
+use crate::object::pack::Chunk;
 use crate::request::tail::Tail;
 use crate::units::{Lsn, Span};
 
@@ -19,7 +20,10 @@ pub(super) type Pieces = SmallVec<[Piece; 2]>;
 pub struct ReadPlan {
     pub(super) pieces: Pieces,
     pub(super) pins: SmallVec<[Pin; 2]>,
+    /// What it reads from the cache.
     pub(super) chunks: SmallVec<[ChunkKey; 1]>,
+    /// What it reads where the log has it for another volume: the store has that, too.
+    pub(super) copied: Vec<Arc<Chunk>>,
 }
 
 impl Plan for ReadPlan {

@@ -38,6 +38,7 @@ mod kept_tails;
 mod kept_when_closed;
 mod lifecycle;
 mod lists;
+mod log_copies;
 mod low_marks;
 mod maintenance;
 mod maintenance_histories;
