@@ -57,7 +57,8 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "listed_cache_goes_on_changing",
-    "failed_log_copy_fails_the_read",
+    "failed_clean_read_fails_the_request",
+    "log_copy_of_what_is_newer",
     "log_copy_is_not_pinned",
     "log_copy_of_another_chunk",
     "client_serves_under_a_maintenance_claim",

@@ -135,7 +135,7 @@ fn drop_clean(engine: &Arc<Engine>, most: usize) {
     for (segment, summaries) in engine.segments.idle_segments(most) {
         for summary in &summaries {
             if let Some(tail) = engine.tail(summary.tail) {
-                remove_clean_extents(engine, &tail, summary);
+                tail.forget_clean(&engine.segments, summary.span, summary.addr);
             }
         }
         // Counted after the purge: whatever made it idle was committed before this.
@@ -144,23 +144,6 @@ fn drop_clean(engine: &Arc<Engine>, most: usize) {
             .mark_dying(segment, engine.committer().next_round());
     }
     engine.committer().request_round(engine);
-}
-
-/// Takes the clean extents that still point into this part of a segment out of the map.
-fn remove_clean_extents(engine: &Engine, tail: &Tail, summary: &SummaryEntry) {
-    let mut inner = tail.lock();
-    let mut stale: SmallVec<[(Span, LogAddr); 4]> = SmallVec::new();
-    inner.layers.clean.walk(summary.span, |part, clean| {
-        if let Some(clean) = clean
-            && points_into(summary, part, clean.0)
-        {
-            stale.push((part, clean.0));
-        }
-    });
-    for (part, addr) in stale {
-        inner.layers.clean.remove(part, |_, _| {});
-        engine.segments.release_clean(addr, part.sectors());
-    }
 }
 
 /// Is `addr` what this write put there for `part`?

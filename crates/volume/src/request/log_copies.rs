@@ -2,8 +2,8 @@
 //!
 //! A chunk's bytes are where the volume that wrote it has a clean extent that its own readers would be sent to, and where
 //! its index names this very chunk: a clean extent equals what the index names. That is looked at under that volume's
-//! lock, and never under the reader's: whose chunks a volume has is for what lies in the store to say, and two locks taken in
-//! that order might wait for each other. The pins that are taken there keep the bytes in place. No map changes, and
+//! lock, and not under the reader's at the same time: the store says whose chunks a volume has, so nothing keeps two
+//! volumes from taking each other's lock. The pins that are taken there keep the bytes in place. No map changes, and
 //! nothing goes to the cache: once the log has no room for the bytes any more they come from the store.
 
 use std::sync::Arc;
@@ -22,9 +22,10 @@ use crate::units::Span;
 /// Chunks that are looked for, at most: each takes the lock of the volume that wrote it.
 const CHUNKS_MAX: usize = 64;
 
-/// Where the log has a part of a chunk. Its bytes stay there while this lives.
+/// Where the log has a part of a chunk for the volume that wrote it. The bytes stay there while this lives.
 #[derive(Debug)]
 struct LogCopy {
+    writer: Arc<Tail>,
     of: ChunkKey,
     span: Span,
     addr: LogAddr,
@@ -53,8 +54,7 @@ impl LogCopies {
                         find_copies(engine, chunk, chunk.span.intersect(span), &mut copies);
                     }
                 }
-                // It has to be fetched first, and then all is looked at again.
-                FetchTarget::Block(_) => return LogCopies::default(),
+                FetchTarget::Block(_) => {}
             }
         }
         LogCopies(copies)
@@ -64,23 +64,23 @@ impl LogCopies {
         self.0.is_empty()
     }
 
-    /// Visits where the log has this part of a chunk, in order. False: it has not.
+    /// Visits where the log has this part of a chunk, in order. Returns the volume for which it does; none: it has not.
     pub(super) fn visit(
         &self,
         chunk: &Chunk,
         part: Span,
         mut visit: impl FnMut(Span, LogAddr),
-    ) -> bool {
+    ) -> Option<&Arc<Tail>> {
         let of = self.0.iter().filter(|copy| copy.of == chunk_key(chunk));
-        let mut found = false;
+        let mut writer = None;
         for copy in of {
             let here = copy.span.intersect(part);
             if !here.is_empty() {
-                found = true;
+                writer = Some(&copy.writer);
                 visit(here, copy.addr.skip(here.start - copy.span.start));
             }
         }
-        found
+        writer
     }
 }
 
@@ -94,28 +94,29 @@ fn find_copies(engine: &Engine, chunk: &Arc<Chunk>, part: Span, copies: &mut Vec
         return;
     }
     let mut is_chunk = true;
-    let see = &mut |part: Span, entry: IndexEntry<'_>| {
+    let compare = &mut |_: Span, entry: IndexEntry<'_>| {
         is_chunk &= match entry {
-            IndexEntry::Part { chunk: found, skip } => {
-                let at = found.span.start + u64::from(skip);
-                chunk_key(found) == chunk_key(chunk) && at == part.start
+            IndexEntry::Part { chunk: found, .. } => {
+                chunk_key(found) == chunk_key(chunk) && found.span == chunk.span
             }
             _ => false,
         };
     };
-    inner.index.lookup(part, &engine.blocks, see);
+    inner.index.lookup(part, &engine.blocks, compare);
     if !is_chunk && !canary::active!("log_copy_of_another_chunk") {
         return;
     }
     let (before, mut is_whole) = (copies.len(), true);
     inner.layers.lookup(part, &mut |span, found| match found {
-        Location::Clean(addr) => copies.push(LogCopy {
+        Location::Log(_) if !canary::active!("log_copy_of_what_is_newer") => is_whole = false,
+        Location::Clean(addr) | Location::Log(addr) => copies.push(LogCopy {
+            writer: Arc::clone(&writer),
             of: chunk_key(chunk),
             span,
             addr,
             _pin: engine.segments.pin(addr),
         }),
-        _ => is_whole = false,
+        Location::Zero | Location::Below => is_whole = false,
     });
     if !is_whole {
         copies.truncate(before);

@@ -3,6 +3,7 @@
 //! Everything here answers from memory. What a request means is decided in [`Backend::begin`],
 //! the one dispatch table that all transports share.
 
+mod failed_read;
 pub(crate) mod fork_base;
 mod fork_point;
 mod invariants;

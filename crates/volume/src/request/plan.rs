@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 use crate::cache::ChunkKey;
 use crate::engine::Engine;
 use crate::log::segments::Lots;
-use crate::object::pack::Chunk;
 use crate::request::tail::Tail;
 use crate::units::{Lsn, Span};
 
@@ -22,8 +21,10 @@ pub struct ReadPlan {
     pub(super) pins: SmallVec<[Pin; 2]>,
     /// What it reads from the cache.
     pub(super) chunks: SmallVec<[ChunkKey; 1]>,
-    /// What it reads where the log has it for another volume: the store has that, too.
-    pub(super) copied: Vec<Arc<Chunk>>,
+    /// What is read.
+    pub(super) span: Span,
+    /// Other volumes for which the log has what is read.
+    pub(super) lenders: Vec<Arc<Tail>>,
 }
 
 impl Plan for ReadPlan {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{FileId, MoveResult, Park, Piece, Place, SECTOR_BYTES, Step, StepOf};
+use blkmq::io::{FileId, Park, Place, SECTOR_BYTES, Step, StepOf};
 use smallvec::SmallVec;
 
 use super::Volume;
@@ -32,7 +32,6 @@ struct MissingData {
 
 /// What one look at the volume has found.
 struct Look {
-    span: Span,
     plan: ReadPlan,
     needs: MissingData,
 }
@@ -41,7 +40,7 @@ impl Volume {
     pub(super) fn begin_read(&self, sector: u64, sectors: u32, waker: &Waker) -> StepOf<Self> {
         let mut copies = LogCopies::default();
         loop {
-            let Look { span, plan, needs } = match self.look(sector, sectors, &copies) {
+            let Look { plan, needs } = match self.look(sector, sectors, &copies) {
                 Ok(Some(look)) => look,
                 Ok(None) => return Step::Done(Ok(())),
                 Err(error) => return Step::Done(Err(error)),
@@ -57,20 +56,24 @@ impl Volume {
                 return Step::Done(Err(ErrorKind::Io));
             }
             if !needs.targets.is_empty() && copies.is_empty() {
-                copies = LogCopies::find(&self.engine, &self.tail, span, &needs.targets);
+                copies = LogCopies::find(&self.engine, &self.tail, plan.span, &needs.targets);
                 if !copies.is_empty() {
                     continue;
                 }
             }
-            return self.carry_out(Look { span, plan, needs }, waker);
+            return self.carry_out(Look { plan, needs }, waker);
         }
     }
 
     /// Hands out the plan, or has what is missing fetched.
-    fn carry_out(&self, Look { span, plan, needs }: Look, waker: &Waker) -> StepOf<Self> {
+    fn carry_out(&self, Look { plan, needs }: Look, waker: &Waker) -> StepOf<Self> {
         let has_waited = !needs.targets.is_empty();
         if has_waited || !plan.chunks.is_empty() {
-            self.observe_read(span, has_waited);
+            self.observe_read(plan.span, has_waited);
+        } else if !plan.lenders.is_empty() {
+            // Another server, or this one when it starts again, has to fetch it.
+            let Volume { engine, tail } = self;
+            tail.boot_set.observe(plan.span, engine.jobs.mono_ns());
         }
         if needs.targets.is_empty() {
             // The cache's lock is everybody's: a read of the log alone has no business there.
@@ -80,11 +83,7 @@ impl Volume {
             return Step::Read(plan);
         }
         drop(plan);
-        self.fetch(needs.targets, waker)
-    }
-
-    fn fetch(&self, targets: Vec<FetchTarget>, waker: &Waker) -> StepOf<Self> {
-        match fetch::request(&self.engine, &self.tail, targets, waker) {
+        match fetch::request(&self.engine, &self.tail, needs.targets, waker) {
             Ok(()) => Step::Park(Park::Fetch),
             Err(error) => Step::Done(Err(error)),
         }
@@ -100,18 +99,19 @@ impl Volume {
         sectors: u32,
         copies: &LogCopies,
     ) -> Result<Option<Look>, ErrorKind> {
-        let mut plan = ReadPlan {
-            pieces: Pieces::new(),
-            pins: SmallVec::new(),
-            chunks: SmallVec::new(),
-            copied: Vec::new(),
-        };
-        let mut needs = MissingData::default();
         let inner = self.tail.lock();
         let span = self.check(&inner, sector, u64::from(sectors))?;
         if span.is_empty() {
             return Ok(None);
         }
+        let mut plan = ReadPlan {
+            pieces: Pieces::new(),
+            pins: SmallVec::new(),
+            chunks: SmallVec::new(),
+            span,
+            lenders: Vec::new(),
+        };
+        let mut needs = MissingData::default();
         inner.layers.lookup(span, &mut |part, found| match found {
             Location::Log(addr) | Location::Clean(addr) => {
                 plan.pins.push(self.engine.segments.pin(addr));
@@ -124,7 +124,7 @@ impl Volume {
             }
         });
         drop(inner);
-        Ok(Some(Look { span, plan, needs }))
+        Ok(Some(Look { plan, needs }))
     }
 
     /// Has the waker woken when the root has been read. False: it has been, or the service has ended, and the request
@@ -154,7 +154,7 @@ impl Volume {
         needs: &mut MissingData,
     ) {
         let Engine { cache, blocks, .. } = &*self.engine;
-        let see = &mut |part: Span, stored: IndexEntry<'_>| match stored {
+        let place = &mut |part: Span, stored: IndexEntry<'_>| match stored {
             IndexEntry::Hole => plan.add(whole, part, Place::Hole),
             IndexEntry::Unloaded(target) => needs.targets.push(FetchTarget::Block(target)),
             IndexEntry::Part { chunk, skip } => match cache.find(chunk_key(chunk)) {
@@ -174,7 +174,7 @@ impl Volume {
             IndexEntry::Damaged => needs.damaged = true,
             IndexEntry::Unknown => needs.unknown = true,
         };
-        inner.index.lookup(part, blocks, see);
+        inner.index.lookup(part, blocks, place);
     }
 
     /// Has a part of a chunk read where the log has it for another volume. False: it has not.
@@ -188,65 +188,24 @@ impl Volume {
         if copies.is_empty() {
             return false;
         }
-        let is_there = copies.visit(chunk, part, |part, addr| {
-            // `copies` has one, so nobody has used the segment again.
+        let writer = copies.visit(chunk, part, |part, addr| {
+            // `copies` pins the segment meanwhile, so that it has not been used again.
             if !canary::active!("log_copy_is_not_pinned") {
                 plan.pins.push(self.engine.segments.pin(addr));
             }
             let (file, offset) = (FileId::LOG, addr.byte_offset());
             plan.add(whole, part, Place::At { file, offset });
         });
-        if is_there {
-            plan.copied.push(Arc::new(chunk.clone()));
-        }
-        is_there
-    }
-
-    /// The bytes were moved, or not: a read that failed on this host is looked for in the store, if that has its bytes, too (S8).
-    pub(super) fn finish_read(
-        &self,
-        mut plan: ReadPlan,
-        moved: MoveResult,
-        waker: &Waker,
-    ) -> StepOf<Self> {
-        let from_cache_disk = |piece: &Piece| {
-            matches!(
-                piece.place,
-                Place::At {
-                    file: FileId::CACHE,
-                    ..
-                }
-            )
+        let Some(writer) = writer else {
+            return false;
         };
-        let again = moved.is_err()
-            && plan.pieces.iter().any(from_cache_disk)
-            && self.engine.cache.mark_damaged_on_disk(&plan.chunks);
-        let copied = match moved {
-            Err(_) if !canary::active!("failed_log_copy_fails_the_read") => {
-                std::mem::take(&mut plan.copied)
-            }
-            _ => Vec::new(),
-        };
-        drop(plan);
-        if let Err(error) = &moved {
-            let next = match again || !copied.is_empty() {
-                true => "fetched from the store",
-                false => "the request fails",
-            };
-            self.report_failed_move(error, next);
+        if !plan
+            .lenders
+            .iter()
+            .any(|lender| Arc::ptr_eq(lender, writer))
+        {
+            plan.lenders.push(Arc::clone(writer));
         }
-        if let Err(error) = self.tail.lock().check_serving() {
-            return Step::Done(Err(error));
-        }
-        if again {
-            // It ends: they are not looked for there again.
-            waker.wake_by_ref();
-            return Step::Park(Park::Fetch);
-        }
-        if !copied.is_empty() {
-            // It ends, too: what is in the cache is looked for there first.
-            return self.fetch(copied.into_iter().map(FetchTarget::Chunk).collect(), waker);
-        }
-        Step::Done(moved.map_err(ErrorKind::from))
+        true
     }
 }

@@ -15,6 +15,8 @@ use std::sync::Arc;
 use blkmq::error::ErrorKind;
 use blkmq::io::Geometry;
 
+use smallvec::SmallVec;
+
 use crate::driver::DiskError;
 use crate::jobs::Signal;
 use crate::lock::lock;
@@ -363,6 +365,23 @@ impl Tail {
 
     pub(crate) fn add_dirty(&self, sectors: u64) {
         self.dirty_sectors.fetch_add(sectors, Ordering::Relaxed);
+    }
+
+    /// Takes these sectors out of the clean ones where they still stand at this place; whether any did.
+    pub(crate) fn forget_clean(&self, segments: &Segments, span: Span, addr: LogAddr) -> bool {
+        let mut inner = self.lock();
+        let mut stale: SmallVec<[(Span, LogAddr); 4]> = SmallVec::new();
+        inner.layers.clean.walk(span, |part, clean| {
+            let here = addr.skip(part.start - span.start);
+            if clean.is_some_and(|clean| clean.0 == here) {
+                stale.push((part, here));
+            }
+        });
+        for (part, here) in &stale {
+            inner.layers.clean.remove(*part, |_, _| {});
+            segments.release_clean(*here, part.sectors());
+        }
+        !stale.is_empty()
     }
 
     /// Dirty sectors are no longer named: superseded, uploaded, or their plan was dropped.

@@ -146,7 +146,9 @@ fn give_up(engine: &Engine, tail: &Tail, part: &CleanPart, damaged: &[Doubt]) {
     let mut given_up = Vec::new();
     for doubt in damaged {
         let (span, addr) = part_in_block(part, doubt.offset() / SECTOR_BYTES);
-        if canary::active!("scrub_keeps_what_it_found") || !forget(engine, tail, span, addr) {
+        if canary::active!("scrub_keeps_what_it_found")
+            || !tail.forget_clean(&engine.segments, span, addr)
+        {
             continue;
         }
         engine.scrub.on_damaged(ScrubPart::Log);
@@ -175,21 +177,4 @@ fn part_in_block(part: &CleanPart, block: u64) -> (Span, LogAddr) {
     let skipped = block.saturating_sub(part.addr.sector());
     let span = Span::new(part.span.start + skipped, BLOCK_SECTORS - ahead);
     (span.intersect(part.span), part.addr.skip(skipped))
-}
-
-/// Takes these sectors out of the clean ones where they still stand at this place; whether any did.
-fn forget(engine: &Engine, tail: &Tail, span: Span, addr: LogAddr) -> bool {
-    let mut inner = tail.lock();
-    let mut stale = Vec::new();
-    inner.layers.clean.walk(span, |part, clean| {
-        let here = addr.skip(part.start - span.start);
-        if clean.is_some_and(|clean| clean.0 == here) {
-            stale.push((part, here));
-        }
-    });
-    for (part, here) in &stale {
-        inner.layers.clean.remove(*part, |_, _| {});
-        engine.segments.release_clean(*here, part.sectors());
-    }
-    !stale.is_empty()
 }

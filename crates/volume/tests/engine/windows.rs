@@ -397,7 +397,10 @@ fn what_the_cache_disk_cannot_read_comes_from_the_store() {
         Place::Hole => None,
     };
     assert_eq!(from(&plan), Some(FileId::CACHE));
-    let again = volume.read(plan, Err(MoveError::of_plan(Direction::Read)), &waker());
+    let failed =
+        |plan: &volume::ReadPlan| Err(MoveError::of_piece(Direction::Read, &plan.pieces()[0], 5));
+    let moved = failed(&plan);
+    let again = volume.read(plan, moved, &waker());
     assert!(matches!(again, Step::Park(_)), "{again:?}");
     let Step::Park(_) = volume.begin(&op, &waker()) else {
         panic!("it must be fetched")
@@ -407,7 +410,8 @@ fn what_the_cache_disk_cannot_read_comes_from_the_store() {
         panic!("it was fetched")
     };
     assert_eq!(from(&plan), Some(FileId::MEMORY));
-    let last = volume.read(plan, Err(MoveError::of_plan(Direction::Read)), &waker());
+    let moved = failed(&plan);
+    let last = volume.read(plan, moved, &waker());
     assert!(matches!(last, Step::Done(Err(ErrorKind::Io))), "{last:?}");
     assert_eq!(world.read_fill(&volume, one, 4096), 1);
 }
