@@ -6,7 +6,9 @@ use volume::object::root::Root;
 use volume::{CompactOptions, OpenError, OpenMode, Volume};
 
 use crate::support::compactions::{BLOCK, BLOCKS, Disk, pack_bytes, verify};
-use crate::support::hosts::{close, delete, elsewhere, hand_over, open_bound, other_host, root_of};
+use crate::support::hosts::{
+    close, delete, elsewhere, hand_over, open_bound, other_host, root_of, taken_over,
+};
 use crate::support::points::{done, gc, has_root, make_fork, snapshot};
 use crate::support::{Environment, World, compacting};
 
@@ -281,6 +283,46 @@ fn a_disk_that_is_still_there_goes_on_while_another_host_maintains_the_volume() 
 }
 
 #[test]
+fn what_is_kept_for_rescue_of_an_earlier_hold_does_not_end_a_disks_hold() {
+    let mut disk = Disk::new(None);
+    disk.world.env.outage = true;
+    disk.write(0);
+    disk.world.flush(&disk.volume);
+    let (mut other, volume) = taken_over(&disk.world);
+    close(&mut other, &volume);
+    disk.world = World::start(disk.world.kill());
+    disk.world.env.outage = false;
+    hand_over(&mut other, &mut disk.world);
+    disk.volume = open(&mut disk.world).expect("opened");
+    let kept = disk.world.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
+    disk.age(40);
+    let hold = disk.volume.hold();
+    close(&mut disk.world, &disk.volume);
+    // Another host maintains it, and then it is closed again.
+    let mut other = World::start(Environment {
+        compact: Some(slowly()),
+        versions: disk.world.env.versions + 5000,
+        ..Environment::default()
+    });
+    hand_over(&mut disk.world, &mut other);
+    other.wait(|world| is_maintained(&world.env).then_some(()));
+    let env = disk.world.kill();
+    let goes_on = |objects| {
+        let mut world = World::start(Environment {
+            objects,
+            ..env.copy()
+        });
+        let volume = open_bound(&mut world, hold).expect("goes on");
+        verify(&mut world, &volume, &disk.blocks);
+        assert_eq!(world.host.unserved_tails().len(), 1, "it is still kept");
+    };
+    goes_on(other.env.objects.clone());
+    other.wait(|world| is_free(&root_of(&world.env, "demo")).then_some(()));
+    goes_on(other.env.objects.clone());
+}
+
+#[test]
 fn what_snapshots_keep_ends_a_maintenance_and_does_not_keep_it_going() {
     let mut disk = Disk::new(None);
     (0..BLOCKS).for_each(|block| disk.write(block));
@@ -353,6 +395,15 @@ mod planted {
         canary::with(
             "client_serves_under_a_maintenance_claim",
             a_client_never_serves_under_the_claim_of_a_maintenance,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "HoldEnded")]
+    fn a_hold_that_ends_with_what_is_kept_for_rescue_is_seen() {
+        canary::with(
+            "kept_tail_ends_a_later_hold",
+            what_is_kept_for_rescue_of_an_earlier_hold_does_not_end_a_disks_hold,
         );
     }
 

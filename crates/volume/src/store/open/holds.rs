@@ -95,7 +95,8 @@ fn was_begun_without_a_log(root: &Root) -> bool {
 
 /// Whether a volume that is opened with this root continues as the hold left it. It does if the local tail
 /// continues the hold, or if the hold was given back completely and nobody has opened the volume since. A log
-/// without a tail of the volume is newer than the hold; a log with one must have written the root itself.
+/// without a tail of the hold is newer than it; a log with one must have written the root itself. What is kept for
+/// rescue of another hold says nothing of this one.
 pub(in crate::store) fn is_continued(
     engine: &Engine,
     root: &Root,
@@ -107,7 +108,11 @@ pub(in crate::store) fn is_continued(
         return true;
     }
     let given_back = || {
-        let by_this = tails.is_empty() || was_written_here(engine, root, tails);
+        let is_new = match canary::active!("kept_tail_ends_a_later_hold") {
+            true => tails.is_empty(),
+            false => tails.iter().all(|tail| is_kept_of_another(tail, root)),
+        };
+        let by_this = is_new || was_written_here(engine, root, tails);
         // A maintenance leaves the volume as it was closed, while it goes on, too.
         (is_closed(root) || root.is_maintained()) && by_this
     };
@@ -210,10 +215,12 @@ pub(crate) fn may_be_maintained(root: &Root) -> bool {
 
 /// The same, and this host has nothing of it that a client was told of.
 pub(in crate::store) fn is_nowhere(root: &Root, tails: &[Arc<Tail>]) -> bool {
-    may_be_maintained(root)
-        && tails
-            .iter()
-            .all(|tail| tail.is_rescue() && tail.id().since != root.since)
+    may_be_maintained(root) && tails.iter().all(|tail| is_kept_of_another(tail, root))
+}
+
+/// Whether the tail is kept for rescue alone, and is of another hold than the root's.
+fn is_kept_of_another(tail: &Arc<Tail>, root: &Root) -> bool {
+    tail.is_rescue() && tail.id().since != root.since
 }
 
 /// Whether the root belongs to the tail's hold, was written from this log, and covers all that the tail holds.
