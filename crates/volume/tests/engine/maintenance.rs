@@ -322,6 +322,55 @@ fn what_is_kept_for_rescue_of_an_earlier_hold_does_not_end_a_disks_hold() {
     goes_on(other.env.objects.clone());
 }
 
+/// The store of a closed volume that has deltas and no garbage, and what it holds.
+fn unfolded() -> (Environment, Vec<u64>) {
+    let mut disk = Disk::new(None);
+    (0..8).for_each(|block| disk.write(block));
+    disk.sync();
+    close(&mut disk.world, &disk.volume);
+    assert!(!root_of(&disk.world.env, "demo").deltas.is_empty());
+    (disk.world.kill(), disk.blocks)
+}
+
+fn folding() -> CompactOptions {
+    CompactOptions {
+        closed_deltas: 0,
+        ..often()
+    }
+}
+
+#[test]
+fn a_closed_volume_whose_fold_failed_once_is_folded_at_a_later_look() {
+    let (env, blocks) = unfolded();
+    let mut world = start(env, folding());
+    world.env.broken_folds = 1;
+    world.pass(2000);
+    let root = root_of(&world.env, "demo");
+    assert_eq!(world.env.broken_folds, 0, "one failed");
+    assert!(root.deltas.is_empty(), "never folded: {root:?}");
+    assert!(is_free(&root));
+    // And it is settled.
+    world.pass(2000);
+    assert_eq!(root_of(&world.env, "demo"), root);
+    let volume = open(&mut world).expect("opened");
+    verify(&mut world, &volume, &blocks);
+}
+
+#[test]
+fn a_closed_volume_whose_folds_fail_is_opened_less_and_less_often() {
+    let (env, _) = unfolded();
+    let mut world = start(env, folding());
+    world.env.broken_folds = usize::MAX;
+    // About 40 walks.
+    world.pass(6000);
+    let maintained = world.host.compaction().maintained;
+    assert!((3..=8).contains(&maintained), "{maintained}");
+    // Folds get well, and the walks go on.
+    world.env.broken_folds = 0;
+    world.pass(10_000);
+    assert!(root_of(&world.env, "demo").deltas.is_empty());
+}
+
 #[test]
 fn what_snapshots_keep_ends_a_maintenance_and_does_not_keep_it_going() {
     let mut disk = Disk::new(None);
@@ -404,6 +453,15 @@ mod planted {
         canary::with(
             "kept_tail_ends_a_later_hold",
             what_is_kept_for_rescue_of_an_earlier_hold_does_not_end_a_disks_hold,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "never folded")]
+    fn a_failed_fold_that_settles_a_closed_volume_is_seen() {
+        canary::with(
+            "failed_fold_settles_a_closed_volume",
+            a_closed_volume_whose_fold_failed_once_is_folded_at_a_later_look,
         );
     }
 

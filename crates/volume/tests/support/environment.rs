@@ -45,6 +45,8 @@ pub(crate) struct Environment {
     pub(crate) put_keys: Vec<String>,
     /// A bug ends the encoding of checkpoints.
     pub(crate) broken_checkpoints: bool,
+    /// A bug ends so many folds.
+    pub(crate) broken_folds: usize,
     /// Requests for these objects fail.
     pub(crate) failing_keys: Vec<String>,
     /// The store refuses all removals.

@@ -243,6 +243,12 @@ impl World {
                         let error = ComputeError("checkpoint: a bug ended it".into());
                         Outcome::Compute(Err(error))
                     }
+                    RequestOp::Compute(work)
+                        if self.env.broken_folds > 0 && work.kind() == ComputeKind::Fold =>
+                    {
+                        self.env.broken_folds -= 1;
+                        Outcome::Compute(Err(ComputeError("fold: a bug ended it".into())))
+                    }
                     RequestOp::Compute(work) => compute(work),
                 };
                 self.host.complete(id, outcome);

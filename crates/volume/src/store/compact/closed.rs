@@ -37,6 +37,8 @@ const ROOTS_PER_INTERVAL: u64 = 1024;
 const OTHERS_WALKS: u64 = 16;
 /// A volume whose root has not moved for so many walks, while another host maintains it, was left behind.
 const LEFT_WALKS: u32 = 4;
+/// A volume of which something could not be done is passed over for twice as many walks each time, up to these.
+const REST_WALKS_MAX: u32 = 63;
 /// Volumes of which something is remembered; beyond it some are looked at again needlessly.
 const KNOWN_MAX: usize = 1 << 16;
 
@@ -50,6 +52,36 @@ struct Memory {
     settled: HashMap<VolumeId, RootVersion>,
     /// Volumes that another host maintains, or has left behind, and walks since their roots moved.
     others: HashMap<VolumeId, (RootVersion, u32)>,
+    /// Closed volumes of which something could not be done.
+    failed: HashMap<VolumeId, Rest>,
+}
+
+/// The walks that pass over a volume of which something could not be done.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rest {
+    /// Walks that are still to come.
+    left: u32,
+    /// So many follow the next failure; the first is followed by none.
+    next: u32,
+}
+
+impl Rest {
+    fn after_failure(self) -> Rest {
+        Rest {
+            left: self.next,
+            next: (self.next * 2 + 1).min(REST_WALKS_MAX),
+        }
+    }
+}
+
+/// How the work on a volume has ended.
+enum Worked {
+    /// There is nothing left to do.
+    Whole,
+    /// Something could not be folded.
+    Part,
+    /// Somebody wants the volume, or has taken it.
+    Left,
 }
 
 /// Walks over the volumes of the store, as long as the host runs.
@@ -99,13 +131,14 @@ async fn visit(engine: &Arc<Engine>, head: KnownRoot, memory: &mut Memory) {
     if is_idle || !is_turn(engine, &head.root, memory) {
         return;
     }
-    let name = head.root.name.clone();
+    let (name, volume) = (head.root.name.clone(), head.root.volume);
     match maintain(engine, head, memory).await {
         Ok(()) => {}
         // Somebody uses it by now.
         Err(OpenError::InUse(_) | OpenError::Busy(_) | OpenError::Held { .. }) => {}
         Err(error) => {
             engine.compaction.on_failure();
+            put_off(memory, volume);
             tracing::debug!(volume = name, %error, "a closed volume was not maintained");
         }
     }
@@ -131,6 +164,12 @@ fn is_turn(engine: &Engine, root: &Root, memory: &mut Memory) -> bool {
     if root.is_maintained() {
         return true;
     }
+    if let Some(rest) = memory.failed.get_mut(&root.volume)
+        && rest.left > 0
+    {
+        rest.left -= 1;
+        return false;
+    }
     let is_own = root.writer.host == engine.host;
     (is_own || engine.next_nonce().is_multiple_of(OTHERS_WALKS))
         && memory.settled.get(&root.volume) != Some(&version)
@@ -145,6 +184,12 @@ fn remember<T>(known: &mut HashMap<VolumeId, T>, volume: VolumeId, what: T) {
         known.clear();
     }
     known.insert(volume, what);
+}
+
+/// The next walks pass over the volume.
+fn put_off(memory: &mut Memory, volume: VolumeId) {
+    let rest = memory.failed.get(&volume).copied().unwrap_or_default();
+    remember(&mut memory.failed, volume, rest.after_failure());
 }
 
 /// Opens the volume if there is something to do for it, does that, and closes it.
@@ -174,9 +219,17 @@ async fn maintain(
     engine.compaction.on_maintained();
     let worked = work(engine, &tail).await;
     close(engine, &tail).await?;
-    if worked? && let Some(closed) = tail.upload.head() {
-        // What could not be done now cannot be done an hour later.
-        remember(&mut memory.settled, volume, version_of(&closed.root));
+    match worked? {
+        Worked::Part if !canary::active!("failed_fold_settles_a_closed_volume") => {
+            put_off(memory, volume);
+        }
+        Worked::Whole | Worked::Part => {
+            memory.failed.remove(&volume);
+            if let Some(closed) = tail.upload.head() {
+                remember(&mut memory.settled, volume, version_of(&closed.root));
+            }
+        }
+        Worked::Left => {}
     }
     Ok(())
 }
@@ -227,8 +280,8 @@ async fn choose(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<Option<Selecti
     Ok(look(engine, tail, &facts).await?.map(|(_, chosen)| chosen))
 }
 
-/// Folds and compacts the volume until there is nothing left to do; false: somebody wants it, or has taken it.
-async fn work(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<bool, OpenError> {
+/// Folds and compacts the volume until there is nothing left that can be done.
+async fn work(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<Worked, OpenError> {
     if tail.lock().index.unfolded_deltas() > 0 {
         tail.upload.set_fold_asked(true);
         tail.upload.wake_all();
@@ -251,12 +304,19 @@ async fn work(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<bool, OpenError>
             false => None,
         };
         let Some(chosen) = chosen else {
-            return Ok(false);
+            return Ok(Worked::Left);
         };
         relocate(engine, tail, &chosen).await?;
         // A pass that chose nothing would choose nothing again.
         if !chosen.has_more || chosen.is_empty() {
-            return Ok(is_allowed(engine, tail));
+            break;
         }
     }
+    // Nobody writes to it, so what is left was there before the fold.
+    let is_folded = tail.lock().index.unfolded_deltas() == 0;
+    Ok(match is_allowed(engine, tail) {
+        true if is_folded => Worked::Whole,
+        true => Worked::Part,
+        false => Worked::Left,
+    })
 }
