@@ -64,6 +64,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "client_serves_under_a_maintenance_claim",
     "maintenance_does_not_yield",
     "maintained_volume_is_in_the_log",
+    "maintenance_has_a_successor",
     "kept_tail_ends_a_later_hold",
     "failed_fold_settles_a_closed_volume",
     "start_begins_without_permission",

@@ -263,7 +263,9 @@ pub async fn read_stored(port: &impl LogPort, root: &Root) -> Result<Lsn, ScanEr
 /// # Errors
 /// As [`read_stored`].
 pub async fn read_beyond_root(port: &impl LogPort, root: &Root) -> Result<OwnLog, ScanError> {
-    let owner = root.owner.as_ref().map(|owner| Predecessor {
+    // A hold for maintenance leaves nothing there.
+    let owner = root.owner.as_ref().filter(|_| !root.is_maintained());
+    let owner = owner.map(|owner| Predecessor {
         host: owner.host,
         epoch: root.epoch,
         mark: root.mark,

@@ -152,7 +152,11 @@ impl<P: LogPort> Taker<'_, P> {
             if is_held && !root.is_maintained() && !wanted.take_over {
                 return Err(TakeError::Held(Box::new(root)));
             }
-            let followed = root.owner.as_ref().map(|owner| Predecessor {
+            // Nothing of a hold for maintenance is in a log: its root has all of it, and this claim ends its updates.
+            let is_followed =
+                !root.is_maintained() || canary::active!("maintenance_has_a_successor");
+            let followed = root.owner.as_ref().filter(|_| is_followed);
+            let followed = followed.map(|owner| Predecessor {
                 host: owner.host,
                 epoch: root.epoch,
                 mark: root.mark,

@@ -2,6 +2,7 @@
 //!
 //! With the feature `planted` each planted bug is seen by the test that is there for it.
 
+use volume::hostlog::names::record_of_key;
 use volume::object::root::Root;
 use volume::{CompactOptions, OpenError, OpenMode, Volume};
 
@@ -220,6 +221,55 @@ fn a_maintenance_that_was_cut_short_is_ended_by_the_next_walk_or_by_whoever_open
     other.wait(|world| is_free(&root_of(&world.env, "demo")).then_some(()));
     let volume = open(&mut other).expect("opened");
     verify(&mut other, &volume, &blocks);
+}
+
+/// The maintainer dies, and its log is damaged; for whoever wants the volume that is nothing.
+fn the_log_of_a_maintainer_is_not_read() {
+    let (mut world, blocks) = maintaining(slowly());
+    world.env.store_ms = 50;
+    // A record names what an update of the root is about to name.
+    world.wait(|world| (is_maintained(&world.env) && has_record_behind(&world.env)).then_some(()));
+    let mut env = world.kill();
+    for (key, (data, _)) in &mut env.objects {
+        if key.contains("/log/") {
+            data.fill(7);
+        }
+    }
+    let start_other = |compact| {
+        World::start(Environment {
+            objects: env.objects.clone(),
+            versions: env.versions + 5000,
+            compact,
+            ..Environment::default()
+        })
+    };
+    let mut other = start_other(None);
+    make_fork(&mut other, "demo", "fork").expect("forked");
+    for name in ["demo", "fork"] {
+        let volume = other.try_open(name, false).expect("opened");
+        verify(&mut other, &volume, &blocks);
+        other.write_noise(&volume, 0, blocks[0], BLOCK);
+        close(&mut other, &volume);
+    }
+    // Nor for another maintainer, nor for the third, which takes it from that one.
+    let mut other = start_other(Some(slowly()));
+    let holder = |env: &Environment| root_of(env, "demo").owner.map(|owner| owner.host);
+    let before = holder(&other.env);
+    other.wait(|world| (holder(&world.env) != before).then_some(()));
+    let volume = open(&mut other).expect("opened");
+    verify(&mut other, &volume, &blocks);
+}
+
+/// Whether the log of the only host has records that the root has not passed.
+fn has_record_behind(env: &Environment) -> bool {
+    let mark = root_of(env, "demo").mark;
+    let mut records = env.objects.keys().filter_map(|key| record_of_key(key));
+    records.any(|(_, position)| position > mark)
+}
+
+#[test]
+fn a_volume_whose_maintainer_died_is_had_though_the_log_of_that_host_is_damaged() {
+    the_log_of_a_maintainer_is_not_read();
 }
 
 #[test]
@@ -462,6 +512,15 @@ mod planted {
         canary::with(
             "failed_fold_settles_a_closed_volume",
             a_closed_volume_whose_fold_failed_once_is_folded_at_a_later_look,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "opened")]
+    fn a_taker_that_reads_a_maintainers_log_is_seen() {
+        canary::with(
+            "maintenance_has_a_successor",
+            the_log_of_a_maintainer_is_not_read,
         );
     }
 

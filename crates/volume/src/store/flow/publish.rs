@@ -179,6 +179,8 @@ fn take_parts(engine: &Engine) -> Vec<Part> {
         if rows > RECORD_PACKS_MAX {
             break;
         }
+        // Whoever takes the volume from such a hold reads no log.
+        debug_assert!(!tail.is_for_maintenance(), "nobody writes to it");
         let Some(head) = tail.upload.head() else {
             continue;
         };
