@@ -9,6 +9,7 @@ use volume::{OpenError, OpenMode};
 use crate::kept_forks::{BASE, FAULTS, LATE, forked_in_an_outage, take, try_take, verify_fork};
 use crate::support::hosts::{close, delete, elsewhere};
 use crate::support::points::{fold, has_root};
+use crate::support::unchecked::serve_named;
 use crate::support::{World, with_volume};
 
 /// A request on the fork's way to the store loses its answer, or takes effect in an outage that begins, and then the fork is opened.
@@ -214,6 +215,35 @@ fn what_was_written_to_a_fork_is_there_when_a_store_that_was_set_back_is_put_rig
     a_store_that_was_set_back_costs_a_fork_nothing();
 }
 
+/// The log keeps a fork of which the store has the root, and this start finds another store, which has nothing.
+fn a_fork_is_not_lost_in_another_store() {
+    let (mut world, _, _) = forked_in_an_outage();
+    (world.env.outage, world.env.store_ms) = (false, 50);
+    while !has_root(&world.env, "branch") {
+        world.pass(10);
+    }
+    // The log forgets the fork, and nobody here has read its root.
+    world.env.outage = true;
+    world.pass(1_000);
+    let mut env = world.kill();
+    let right = std::mem::take(&mut env.objects);
+    env.outage = false;
+    let mut world = World::start(env);
+    let fork = serve_named(&mut world, "branch").expect("its log goes on");
+    let _parent = serve_named(&mut world, "demo").expect("its log goes on");
+    world.pass(60_000);
+    assert_eq!(fork.check_serving(), Ok(()), "it is called lost");
+    world.env.objects = right;
+    world.pass(60_000);
+    assert!(!fork.is_unchecked());
+    verify_fork(&mut world, &fork);
+}
+
+#[test]
+fn a_fork_is_not_called_lost_by_a_store_that_this_host_has_never_written_to() {
+    a_fork_is_not_lost_in_another_store();
+}
+
 #[test]
 #[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
 fn planted_bugs_are_seen() {
@@ -237,6 +267,10 @@ fn planted_bugs_are_seen() {
         (
             "lost_fork_waits_for_its_root",
             a_fork_that_went_with_its_parent_is_no_volume_without_a_root,
+        ),
+        (
+            "fork_is_lost_in_any_store",
+            a_fork_is_not_lost_in_another_store,
         ),
     ]);
 }

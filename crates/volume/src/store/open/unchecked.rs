@@ -178,7 +178,7 @@ async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> 
     // time.
     let found = match read_any_root(engine, name).await {
         Err(OpenError::NoSuchVolume(name)) => {
-            return Err(match without_root::is_lost_fork(engine, tail) {
+            return Err(match without_root::is_lost_in_store(engine, tail).await? {
                 true => OpenError::Fenced(name),
                 false => OpenError::RootMissing(name),
             });

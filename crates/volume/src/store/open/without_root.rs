@@ -17,7 +17,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::catalog::name_locks::NameLock;
 use crate::store::forks::kept_forks::{FIRST_HOLD, find_fork};
 use crate::store::open::endings::end_reason;
-use crate::store::open::holds::{continuing_tail, is_held_here, set_back};
+use crate::store::open::holds::{continuing_tail, has_low_mark, is_held_here, set_back};
 use crate::store::open::keep_for_rescue;
 use crate::store::roots::read_any_root;
 use crate::units::RootMark;
@@ -109,7 +109,7 @@ pub(super) async fn wait_has_root(engine: &Engine, tail: &Tail) -> Result<(), Op
 
 /// Whether the tail is of a fork that never had a root, and no log here keeps what it began with: that went when another
 /// host went on with its parent.
-pub(super) fn is_lost_fork(engine: &Engine, tail: &Tail) -> bool {
+fn is_lost_fork(engine: &Engine, tail: &Tail) -> bool {
     let id = tail.id();
     let had_root = id.since != FIRST_HOLD || tail.upload.mark() != RootMark::default();
     let keeps = |other: &Arc<Tail>| {
@@ -117,6 +117,18 @@ pub(super) fn is_lost_fork(engine: &Engine, tail: &Tail) -> bool {
     };
     let is_kept = || engine.tails().iter().any(keeps);
     !had_root && !is_kept() && !canary::active!("lost_fork_waits_for_its_root")
+}
+
+/// The same, when the store has nothing under the tail's name. A store without this host's mark may be another one, and
+/// says nothing.
+pub(super) async fn is_lost_in_store(engine: &Engine, tail: &Tail) -> Result<bool, OpenError> {
+    let is_this_store = || async {
+        match canary::active!("fork_is_lost_in_any_store") {
+            true => Ok(true),
+            false => has_low_mark(engine).await,
+        }
+    };
+    Ok(is_lost_fork(engine, tail) && is_this_store().await?)
 }
 
 /// Nothing stands in the store under this name, of which tails wait here. Those of lost forks are kept for rescue from now
