@@ -66,6 +66,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "maintained_volume_is_in_the_log",
     "maintenance_has_a_successor",
     "fork_is_lost_in_any_store",
+    "deleted_fork_comes_back",
     "kept_tail_ends_a_later_hold",
     "failed_fold_settles_a_closed_volume",
     "start_begins_without_permission",

@@ -7,10 +7,10 @@ use volume::object::root_key;
 use volume::{OpenError, OpenMode};
 
 use crate::kept_forks::{BASE, FAULTS, LATE, forked_in_an_outage, take, try_take, verify_fork};
-use crate::support::hosts::{close, delete, elsewhere};
+use crate::support::hosts::{close, delete, elsewhere, hand_over, root_of};
 use crate::support::points::{fold, has_root};
 use crate::support::unchecked::serve_named;
-use crate::support::{World, with_volume};
+use crate::support::{Fault, World, with_volume};
 
 /// A request on the fork's way to the store loses its answer, or takes effect in an outage that begins, and then the fork is opened.
 fn a_root_on_its_way_decides_who_holds_the_fork() {
@@ -244,6 +244,69 @@ fn a_fork_is_not_called_lost_by_a_store_that_this_host_has_never_written_to() {
     a_fork_is_not_lost_in_another_store();
 }
 
+/// A fork's root takes effect, and nobody hears of it before the fork was deleted on another host, which makes another volume
+/// of its name.
+fn a_deleted_fork_stays_deleted() {
+    let mut deleted = 0;
+    for (is_open, is_restarted) in [(false, false), (false, true), (true, false), (true, true)] {
+        for after in 0..16 {
+            let (mut world, parent) = with_volume();
+            world.write(&parent, 0, BASE, 8 * 4096);
+            world.sync(&parent);
+            world.env.fault_after = Some((after, Fault::OutageBehind));
+            let _ = try_take(&mut world, "demo", "branch");
+            let opened = is_open.then(|| {
+                let answer = world.host.open_volume("branch", OpenMode::default());
+                world.pass(20_000);
+                answer.try_take().and_then(Result::ok)
+            });
+            world.pass(300);
+            if !world.env.outage || !has_root(&world.env, "branch") {
+                continue;
+            }
+            deleted += 1;
+            let mut other = elsewhere(&world);
+            let taken = other.try_open("branch", true).expect("taken over");
+            close(&mut other, &taken);
+            delete(&mut other, "branch");
+            other.create("branch", 64 << 20);
+            if is_restarted {
+                // That one goes, too, before this host hears of anything.
+                delete(&mut other, "branch");
+            }
+            hand_over(&mut other, &mut world);
+            world.env.outage = false;
+            let parent = match is_restarted {
+                true => {
+                    world = World::start(world.kill());
+                    world.open("demo")
+                }
+                false => parent,
+            };
+            world.pass(120_000);
+            if !is_restarted {
+                hand_over(&mut world, &mut other);
+                delete(&mut other, "branch");
+                hand_over(&mut other, &mut world);
+                world.pass(120_000);
+            }
+            let root = root_of(&world.env, "branch");
+            assert!(root.deleted, "{after}: it came back: {root:?}");
+            let ended = opened.flatten().map(|fork| fork.check_serving());
+            assert!(ended.is_none_or(|ended| is_restarted || ended.is_err()));
+            // Nothing of it is in the log.
+            close(&mut world, &parent);
+            delete(&mut world, "demo");
+        }
+    }
+    assert!(deleted > 3, "{deleted}");
+}
+
+#[test]
+fn a_fork_that_was_deleted_on_another_host_does_not_come_back() {
+    a_deleted_fork_stays_deleted();
+}
+
 #[test]
 #[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
 fn planted_bugs_are_seen() {
@@ -272,5 +335,6 @@ fn planted_bugs_are_seen() {
             "fork_is_lost_in_any_store",
             a_fork_is_not_lost_in_another_store,
         ),
+        ("deleted_fork_comes_back", a_deleted_fork_stays_deleted),
     ]);
 }

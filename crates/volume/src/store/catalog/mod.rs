@@ -69,6 +69,16 @@ pub(crate) async fn create(
 
 /// Creates the first root of a volume, if no other volume has the name.
 pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<VolumeInfo, OpenError> {
+    create_root_once(engine, root, false).await
+}
+
+/// The same; `is_repeated`: an attempt of before may have created it. Then somebody may have deleted the volume since, and
+/// its name may be another's: it is not made a second time.
+pub(crate) async fn create_root_once(
+    engine: &Arc<Engine>,
+    root: Root,
+    is_repeated: bool,
+) -> Result<VolumeInfo, OpenError> {
     check_no_fork(engine, &root.name, Some(root.volume))?;
     let is_of_root = |tail: &Arc<Tail>| tail.id().volume == root.volume;
     // A fork's first root continues the hold that it has here.
@@ -78,6 +88,9 @@ pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<Volu
     match put_first_root(engine, &root).await? {
         None => Ok(VolumeInfo::of(&root)),
         Some(head) if is_of(&head.root, root.volume) => Ok(VolumeInfo::of(&root)),
+        Some(_) if is_repeated && was_deleted(engine, root.volume).await? => {
+            Ok(VolumeInfo::of(&root))
+        }
         // A tombstone: the name is free, unless a volume is on its way from there or to it.
         Some(head) if head.root.deleted => {
             check_free_of_renaming(engine, &head.root).await?;
@@ -160,6 +173,19 @@ fn is_of(standing: &Root, volume: VolumeId) -> bool {
     let is_gone = |mark: RenameMark| mark.step == RenameStep::Gone && mark.volume == volume;
     let was_renamed = standing.rename_mark().is_some_and(is_gone);
     standing.volume == volume || (was_renamed && !canary::active!("renamed_volume_is_made_again"))
+}
+
+/// Whether the volume had a root and was deleted, and another has taken its name since.
+async fn was_deleted(engine: &Engine, volume: VolumeId) -> Result<bool, OpenError> {
+    if canary::active!("deleted_fork_comes_back") {
+        return Ok(false);
+    }
+    let key = tombstone_key(volume);
+    match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound) => Ok(false),
+        Err(error) => Err(store_error("read", &key, &error)),
+    }
 }
 
 /// Keeps a deleted volume's tombstone under a key of its own before another volume takes its name: logs may name

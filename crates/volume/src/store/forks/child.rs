@@ -21,7 +21,7 @@ use crate::object::sessions::SessionNames;
 use crate::request::tail::Tail;
 use crate::store::catalog::name_locks::lock_point;
 use crate::store::catalog::volume_spec::VolumeSpec;
-use crate::store::catalog::{create_root, first_root};
+use crate::store::catalog::{create_root_once, first_root};
 use crate::store::flow::upload_state::KnownRoot;
 use crate::store::forks::kept_forks::{FIRST_HOLD, find_fork};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
@@ -140,7 +140,9 @@ async fn create_child(
     } else if spec.may_be_served {
         note_sent_unheld(engine, &root);
     }
-    create_root(engine, root.clone()).await.map(|_| root)
+    // One that has its identity was sent before, perhaps by an earlier process.
+    let created = create_root_once(engine, root.clone(), spec.id.is_some()).await;
+    created.map(|_| root)
 }
 
 /// A root that names no holder is about to be sent, and its answer may be lost: nobody may open the fork here as one that has no
