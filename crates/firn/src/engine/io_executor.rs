@@ -368,3 +368,116 @@ fn counter_index(op: &StoreOp) -> usize {
         StoreOp::List { .. } | StoreOp::ListPart { .. } => 6,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use blkmq::io::FileId;
+    use object_store::memory::InMemory;
+    use store::ObjectStoreAdapter;
+    use tokio::task::yield_now;
+    use volume::{Options, Setup};
+
+    use super::*;
+    use crate::engine::EngineNotifier;
+    use crate::local_files::RingFiles;
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+    /// Each is of two pieces.
+    const TRANSFER_BYTES: usize = PIECE_BYTES + 4096;
+    const TRANSFERS: usize = 2 * TRANSFERS_MAX;
+    const SMALL: usize = 10;
+
+    /// An executor whose host runs no jobs, so that it knows none of the requests.
+    fn executor(dir: &std::path::Path, runtime: Handle) -> Arc<IoExecutor> {
+        let clock = Clock::start();
+        let (host, _) = Host::start(Setup {
+            options: Options::default(),
+            rings: Arc::new(RingFiles::open(dir, dir).unwrap()),
+            notify: Arc::new(EngineNotifier::default()),
+            boot_id: [1; 16],
+            entropy: [2; 32],
+            label: "test".to_owned(),
+            now: clock.now(),
+            continues: None,
+            may_begin: None,
+        });
+        let file = || Arc::new(tempfile::tempfile_in(dir).unwrap());
+        let files = BlockingIo {
+            log: file(),
+            log_direct: false,
+            cache: file(),
+            cache_direct: false,
+            memory: file(),
+            buffers: Arc::default(),
+        };
+        let store = Arc::new(ObjectStoreAdapter::new(Arc::new(InMemory::new()), "memory"));
+        IoExecutor::new(host, store, files, runtime, Arc::default(), clock)
+    }
+
+    fn offset_of(nth: usize) -> u64 {
+        (nth * TRANSFER_BYTES) as u64
+    }
+
+    fn write(executor: &Arc<IoExecutor>, nth: usize, bytes: usize) {
+        let op = DiskOp::Write {
+            file: FileId::LOG,
+            offset: offset_of(nth),
+            data: vec![nth as u8 + 1; bytes],
+        };
+        executor.dispatch(Request {
+            id: RequestId(nth as u64),
+            op: RequestOp::Disk(op),
+        });
+    }
+
+    #[test]
+    fn few_large_background_transfers_are_under_way_at_once_and_small_ones_do_not_wait_for_them() {
+        let dir = tempfile::tempdir().unwrap();
+        // The one thread for files is busy, so that whatever gets a place keeps it.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let executor = executor(dir.path(), runtime.handle().clone());
+        let (transfers, calls) = (&executor.transfers, &executor.disk_calls);
+        let calls_max = calls.available_permits();
+        assert_eq!(transfers.available_permits(), TRANSFERS_MAX);
+        runtime.block_on(async {
+            let (release, busy) = mpsc::channel::<()>();
+            drop(tokio::task::spawn_blocking(move || busy.recv().is_err()));
+            (0..TRANSFERS).for_each(|nth| write(&executor, nth, TRANSFER_BYTES));
+            // Each task begins.
+            for _ in 0..TRANSFERS {
+                yield_now().await;
+            }
+            assert_eq!(transfers.available_permits(), 0, "and as many wait");
+            assert_eq!(calls.available_permits(), calls_max);
+            // A piece is small.
+            (TRANSFERS..TRANSFERS + SMALL).for_each(|nth| write(&executor, nth, PIECE_BYTES));
+            for _ in 0..SMALL {
+                yield_now().await;
+            }
+            assert_eq!(calls.available_permits(), calls_max - SMALL, "none waits");
+            drop(release);
+            // Those that wait for a place are before this.
+            let all = u32::try_from(TRANSFERS_MAX).unwrap();
+            let done = tokio::time::timeout(DEADLINE, transfers.acquire_many(all)).await;
+            drop(done.expect("all are carried out").unwrap());
+            let all = u32::try_from(calls_max).unwrap();
+            let done = tokio::time::timeout(DEADLINE, calls.acquire_many(all)).await;
+            drop(done.expect("all are carried out").unwrap());
+        });
+        for nth in 0..TRANSFERS + SMALL {
+            let len = match nth < TRANSFERS {
+                true => TRANSFER_BYTES,
+                false => PIECE_BYTES,
+            };
+            let (file, offset) = (FileId::LOG, offset_of(nth));
+            let found = executor.disk(DiskOp::Read { file, offset, len }).unwrap();
+            assert!(found.iter().all(|byte| *byte == nth as u8 + 1), "{nth}");
+        }
+    }
+}

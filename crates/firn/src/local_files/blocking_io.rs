@@ -209,6 +209,42 @@ mod tests {
         }
     }
 
+    /// Reads and writes that this thread has asked the kernel for. None: the kernel does not count them.
+    fn system_calls() -> Option<(u64, u64)> {
+        let text = std::fs::read_to_string("/proc/thread-self/io").ok()?;
+        let count = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line?.trim().parse().ok()
+        };
+        Some((count("syscr:")?, count("syscw:")?))
+    }
+
+    #[test]
+    fn a_large_transfer_is_asked_of_the_disk_in_pieces() {
+        let (disk, _dir) = disk(false).unwrap();
+        let Some(begin) = system_calls() else {
+            println!("skipped: this kernel does not count what a thread reads and writes");
+            return;
+        };
+        // Reading the counts reads, too.
+        let counting = system_calls().unwrap().0 - begin.0;
+        let calls_of = |op: DiskOp| {
+            let before = system_calls().unwrap();
+            disk.execute(op).unwrap();
+            let after = system_calls().unwrap();
+            (after.0 - before.0 - counting, after.1 - before.1)
+        };
+        let (file, offset) = (FileId::LOG, 0);
+        let len = 2 * PIECE_BYTES + 4096;
+        let data = vec![1; len];
+        assert_eq!(calls_of(DiskOp::Write { file, offset, data }), (0, 3));
+        assert_eq!(calls_of(DiskOp::Read { file, offset, len }), (3, 0));
+        let len = len as u64;
+        assert_eq!(calls_of(DiskOp::Zero { file, offset, len }), (0, 3));
+        let data = vec![1; PIECE_BYTES];
+        assert_eq!(calls_of(DiskOp::Write { file, offset, data }), (0, 1));
+    }
+
     #[test]
     fn a_read_past_the_end_is_an_error_that_names_the_file() {
         let (disk, _dir) = disk(false).unwrap();
