@@ -8,7 +8,7 @@ use volume::{OpenError, OpenMode};
 
 use crate::kept_forks::{BASE, FAULTS, LATE, forked_in_an_outage, take, try_take, verify_fork};
 use crate::support::hosts::{close, delete, elsewhere, hand_over, root_of};
-use crate::support::points::{fold, has_root};
+use crate::support::points::{done, fold, has_root};
 use crate::support::unchecked::serve_named;
 use crate::support::{Fault, World, with_volume};
 
@@ -307,6 +307,44 @@ fn a_fork_that_was_deleted_on_another_host_does_not_come_back() {
     a_deleted_fork_stays_deleted();
 }
 
+/// The same, but the other host has given the fork another name.
+fn a_renamed_fork_is_made_once() {
+    let mut renamed = 0;
+    for after in 0..16 {
+        let (mut world, parent) = with_volume();
+        world.write(&parent, 0, BASE, 8 * 4096);
+        world.sync(&parent);
+        world.env.fault_after = Some((after, Fault::OutageBehind));
+        let _ = try_take(&mut world, "demo", "branch");
+        world.pass(300);
+        if !world.env.outage || !has_root(&world.env, "branch") {
+            continue;
+        }
+        renamed += 1;
+        let mut other = elsewhere(&world);
+        let answer = other.host.rename_volume("branch", "moved");
+        let moved = done(&mut other, &answer);
+        other.create("branch", 64 << 20);
+        delete(&mut other, "branch");
+        hand_over(&mut other, &mut world);
+        world.env.outage = false;
+        world.pass(60_000);
+        let root = root_of(&world.env, "branch");
+        assert!(root.deleted, "{after}: made again: {root:?}");
+        let fork = world.open("moved");
+        assert_eq!(root_of(&world.env, "moved").volume, moved.id);
+        assert_eq!(world.read_fill(&fork, 0, 8 * 4096), BASE);
+        close(&mut world, &parent);
+        delete(&mut world, "demo");
+    }
+    assert!(renamed > 0);
+}
+
+#[test]
+fn a_fork_that_was_renamed_on_another_host_is_not_made_again() {
+    a_renamed_fork_is_made_once();
+}
+
 #[test]
 #[cfg_attr(not(feature = "planted"), ignore = "needs --features planted")]
 fn planted_bugs_are_seen() {
@@ -336,5 +374,6 @@ fn planted_bugs_are_seen() {
             a_fork_is_not_lost_in_another_store,
         ),
         ("deleted_fork_comes_back", a_deleted_fork_stays_deleted),
+        ("renamed_volume_is_made_again", a_renamed_fork_is_made_once),
     ]);
 }

@@ -32,9 +32,10 @@ use crate::store::open::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::open::tail_claim::TailClaim;
 use crate::store::open::{OpenMode, discard_tail, take_epoch};
 use crate::store::parts::{ListPart, ListPlace, PartBuilder, RootWalk};
+use crate::store::rename::identity::find_volume;
 use crate::store::rename::signs::check_free_of_renaming;
 use crate::store::roots::{
-    put_first_root, read_any_root, read_root, unusable_root_error, why_not_there,
+    FoundRoot, put_first_root, read_any_root, read_root, unusable_root_error, why_not_there,
 };
 use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Lsn, VolumeId};
@@ -72,8 +73,8 @@ pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<Volu
     create_root_once(engine, root, false).await
 }
 
-/// The same; `is_repeated`: an attempt of before may have created it. Then somebody may have deleted the volume since, and
-/// its name may be another's: it is not made a second time.
+/// The same; `is_repeated`: an attempt of before may have created it. Then somebody may have deleted or renamed the volume
+/// since, and its name may be another's: it is not made a second time.
 pub(crate) async fn create_root_once(
     engine: &Arc<Engine>,
     root: Root,
@@ -85,19 +86,25 @@ pub(crate) async fn create_root_once(
     if !engine.tails_named(&root.name).iter().any(is_of_root) {
         endings::ask_store_first(engine, &root.name);
     }
-    match put_first_root(engine, &root).await? {
-        None => Ok(VolumeInfo::of(&root)),
-        Some(head) if is_of(&head.root, root.volume) => Ok(VolumeInfo::of(&root)),
-        Some(_) if is_repeated && was_deleted(engine, root.volume).await? => {
-            Ok(VolumeInfo::of(&root))
-        }
-        // A tombstone: the name is free, unless a volume is on its way from there or to it.
-        Some(head) if head.root.deleted => {
-            check_free_of_renaming(engine, &head.root).await?;
-            create_again(engine, root, &head).await
-        }
-        Some(_) => Err(OpenError::Exists(root.name)),
+    let Some(FoundRoot { head, may_be_put }) = put_first_root(engine, &root).await? else {
+        return Ok(VolumeInfo::of(&root));
+    };
+    if is_of(&head.root, root.volume) {
+        return Ok(VolumeInfo::of(&root));
     }
+    let is_repeated = is_repeated || may_be_put;
+    if is_repeated && was_deleted(engine, root.volume).await? {
+        return Ok(VolumeInfo::of(&root));
+    }
+    if !head.root.deleted {
+        return Err(OpenError::Exists(root.name));
+    }
+    // A tombstone: the name is free, unless a volume is on its way from there or to it.
+    check_free_of_renaming(engine, &head.root).await?;
+    if is_repeated && has_another_name(engine, root.volume).await? {
+        return Ok(VolumeInfo::of(&root));
+    }
+    create_again(engine, root, &head).await
 }
 
 /// The root of a volume that nobody has opened yet.
@@ -186,6 +193,13 @@ async fn was_deleted(engine: &Engine, volume: VolumeId) -> Result<bool, OpenErro
         Err(StoreError::NotFound) => Ok(false),
         Err(error) => Err(store_error("read", &key, &error)),
     }
+}
+
+/// Whether the volume, which has no root under its first name, has one under another. All roots are read for that, once
+/// before the name is taken.
+async fn has_another_name(engine: &Arc<Engine>, volume: VolumeId) -> Result<bool, OpenError> {
+    Ok(!canary::active!("renamed_volume_is_made_again")
+        && find_volume(engine, volume).await?.is_some())
 }
 
 /// Keeps a deleted volume's tombstone under a key of its own before another volume takes its name: logs may name

@@ -43,6 +43,8 @@ pub(in crate::store) struct ChildSpec {
     pub(in crate::store) copied_unix_ms: Option<u64>,
     /// This host may serve it already, and then its root says so.
     pub(in crate::store) may_be_served: bool,
+    /// An earlier attempt may have created it, also one of an earlier process.
+    pub(in crate::store) is_repeated: bool,
 }
 
 /// The state of a volume that a child begins with.
@@ -140,8 +142,7 @@ async fn create_child(
     } else if spec.may_be_served {
         note_sent_unheld(engine, &root);
     }
-    // One that has its identity was sent before, perhaps by an earlier process.
-    let created = create_root_once(engine, root.clone(), spec.id.is_some()).await;
+    let created = create_root_once(engine, root.clone(), spec.is_repeated).await;
     created.map(|_| root)
 }
 

@@ -88,6 +88,7 @@ pub(crate) async fn create_snapshot(
         id: None,
         copied_unix_ms,
         may_be_served: false,
+        is_repeated: false,
     };
     let (mut root, _) = make_child(engine, volume, &spec).await?;
     // A volume that is live here has the name yet.
@@ -149,6 +150,7 @@ pub(crate) async fn fork(
         id: None,
         copied_unix_ms: None,
         may_be_served: false,
+        is_repeated: false,
     };
     let (root, parent_holder) = make_child(engine, parent, &spec).await?;
     Ok(Fork {

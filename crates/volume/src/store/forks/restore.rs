@@ -55,6 +55,7 @@ pub(crate) async fn restore(
         id: None,
         copied_unix_ms: None,
         may_be_served: false,
+        is_repeated: false,
     };
     check_not_kept(engine, kept)?;
     check_free(engine, kept).await?;

@@ -86,6 +86,7 @@ async fn bring_once(engine: &Arc<Engine>, tail: &Arc<Tail>, id: VolumeId) -> Res
         id: (!canary::active!("kept_snapshot_has_no_identity")).then_some(id),
         copied_unix_ms: None,
         may_be_served: record.is_fork,
+        is_repeated: may_be_stored,
     };
     let at = PointInTime {
         lsn: record.lsn,

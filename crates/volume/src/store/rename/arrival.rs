@@ -221,7 +221,7 @@ pub(super) async fn put_root(
         });
     }
     let found = put_first_root(engine, root).await?;
-    Ok(found.is_none_or(|found| found.root.volume == root.volume))
+    Ok(found.is_none_or(|found| found.head.root.volume == root.volume))
 }
 
 /// A walk through the snapshots that go with a volume: its own, and those that it has of what it was before it came out

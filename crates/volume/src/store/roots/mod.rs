@@ -100,27 +100,35 @@ pub(crate) async fn read_any_root(engine: &Engine, name: &str) -> Result<KnownRo
     }
 }
 
+/// What stands where a first root was to be put.
+pub(in crate::store) struct FoundRoot {
+    pub(in crate::store) head: KnownRoot,
+    /// A request to put the root there may have taken effect before.
+    pub(in crate::store) may_be_put: bool,
+}
+
 /// Puts a root where nothing stands; none: it stands there. Else what does, which may be the same root by an earlier
 /// request, or what became of it. It is put there once at most, however late a request takes effect.
 pub(in crate::store) async fn put_first_root(
     engine: &Engine,
     root: &Root,
-) -> Result<Option<KnownRoot>, OpenError> {
+) -> Result<Option<FoundRoot>, OpenError> {
     let key = root_key(&root.name);
     let op = StoreOp::Create {
         key: key.clone(),
         data: root.encode(),
     };
-    let mut delay = engine.options.retry_ns;
+    let (mut delay, mut may_be_put) = (engine.options.retry_ns, false);
     for _ in 0..ATTEMPTS_MAX {
         match store_with_retry(engine, op.clone()).await {
             Ok(_) => return Ok(None),
-            Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
+            Err(StoreError::PreconditionFailed) => {}
+            Err(StoreError::Unknown(_)) => may_be_put = true,
             Err(error) => return Err(store_error("create", &key, &error)),
         }
         // A root exists, or the outcome is not known: it is read to see which.
         match read_any_root(engine, &root.name).await {
-            Ok(standing) => return Ok(Some(standing)),
+            Ok(head) => return Ok(Some(FoundRoot { head, may_be_put })),
             // The request did not take effect, or not yet: the same bytes again.
             Err(OpenError::NoSuchVolume(_)) => {}
             Err(error) => return Err(error),

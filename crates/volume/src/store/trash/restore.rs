@@ -192,6 +192,7 @@ async fn put_fork(engine: &Arc<Engine>, entry: &TrashEntry, name: &str) -> Resul
         id: None,
         copied_unix_ms: None,
         may_be_served: false,
+        is_repeated: false,
     };
     let root = child_root(engine, &state_of(&entry.head), &spec)?;
     put_pin(engine, entry.volume(), &root).await?;
@@ -238,6 +239,7 @@ async fn copy_snapshot(
         id: None,
         copied_unix_ms: None,
         may_be_served: false,
+        is_repeated: false,
     };
     match put_child(engine, &state_of(snapshot), &spec).await? {
         Outcome::Made(_) => Ok(()),
