@@ -278,14 +278,30 @@ impl World {
     fn is_stored(&self, snapshot: &Snapshot) -> Result<bool, Violation> {
         let line = self.attachments[snapshot.attachment].line;
         for name in &self.lines[line].names.all {
-            if self.is_stored_as(snapshot, &format!("{name}@{}", snapshot.suffix))? {
+            // A renaming may have been refused, or been undone by another one since.
+            let others = self
+                .lines
+                .iter()
+                .enumerate()
+                .filter(|(nth, _)| *nth != line);
+            let is_shared = others
+                .into_iter()
+                .any(|(_, other)| other.names.all.contains(name));
+            let name = format!("{name}@{}", snapshot.suffix);
+            if self.is_stored_as(snapshot, &name, is_shared)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    fn is_stored_as(&self, snapshot: &Snapshot, name: &str) -> Result<bool, Violation> {
+    /// `is_shared`: another volume may have had the name of this one.
+    fn is_stored_as(
+        &self,
+        snapshot: &Snapshot,
+        name: &str,
+        is_shared: bool,
+    ) -> Result<bool, Violation> {
         let Some(bytes) = self.store.data(&root_key(name)) else {
             return Ok(false);
         };
@@ -301,6 +317,7 @@ impl World {
             return Ok(mark.step == RenameStep::Leaving);
         }
         match snapshot.id {
+            Some(id) if id != root.volume && is_shared => Ok(false),
             Some(id) if id != root.volume => wrong(format!(
                 "acknowledged as {id}, and the store has {}",
                 root.volume
