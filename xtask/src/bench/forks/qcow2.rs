@@ -1,5 +1,6 @@
 //! What users know instead: an overlay in QEMU's own format over a raw image, through qemu-nbd.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -67,9 +68,8 @@ pub(super) fn measure(rig: &StoreRig, arguments: &Arguments) -> Result<(), Failu
             of_overlays.push(once(&mut server.connect()?, writes)?);
         }
         let server = QemuNbd::start(&dir, &base, "raw")?;
-        let mut connection = server.connect()?;
         let of_base: Vec<Duration> = (0..of_overlays.len())
-            .map(|_| once(&mut connection, writes))
+            .map(|_| once(&mut server.connect()?, writes))
             .collect::<Result<_, _>>()?;
         let (overlay, base) = (median_ms(&of_overlays), median_ms(&of_base));
         println!(
@@ -110,9 +110,10 @@ impl QemuNbd {
         let child = command.stdout(Stdio::null()).spawn()?;
         let server = QemuNbd { child, socket };
         let until = Instant::now() + START_TIMEOUT;
-        while !server.socket.exists() {
+        // The socket is there before anybody listens.
+        while let Err(error) = UnixStream::connect(&server.socket) {
             if Instant::now() > until {
-                return Err("qemu-nbd does not come up".into());
+                return Err(format!("qemu-nbd does not come up: {error}").into());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
