@@ -37,8 +37,8 @@ use crate::store::forks::due_snapshots::DueSnapshots;
 use crate::store::host_log::HostLog;
 use crate::store::host_log::session_table::SessionTable;
 use crate::store::host_log::unnamed::{UnnamedObject, UnnamedObjects};
+use crate::store::open::known_indexes::KnownIndexes;
 use crate::store::open::log_reads::LogReads;
-use crate::store::open::prepared::PreparedIndexes;
 use crate::store::roots::watch_state::RootWatchState;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -103,7 +103,7 @@ pub(crate) struct Engine {
     /// Snapshots that are served, by name. They are no tails of this log.
     pub(crate) open_snapshots: Mutex<BTreeMap<String, Arc<Tail>>>,
     /// Indexes of volumes that are about to be taken.
-    pub(crate) prepared: PreparedIndexes,
+    pub(crate) indexes: KnownIndexes,
     /// Lost tails that a fork reads: they stay until it has ended.
     pub(crate) forked_tails: Mutex<BTreeSet<TailId>>,
     pub(crate) poisoned: AtomicBool,
@@ -194,7 +194,7 @@ impl Engine {
             locked_names: Mutex::default(),
             claims: Mutex::default(),
             open_snapshots: Mutex::default(),
-            prepared: PreparedIndexes::default(),
+            indexes: KnownIndexes::default(),
             forked_tails: Mutex::default(),
             poisoned: AtomicBool::new(poisoned),
             stopping: AtomicBool::new(false),

@@ -9,7 +9,7 @@
 //! while what is stored meanwhile goes to the top.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::cache::blocks::{BlockCache, BlockKind, BlockTarget};
 use crate::map::ExtentMap;
@@ -77,6 +77,25 @@ impl Index {
     /// Whether everything that was read of it could be.
     pub(crate) fn is_whole(&self) -> bool {
         !self.is_unknown && self.lost.is_empty() && self.lost_nodes.is_empty()
+    }
+}
+
+/// The deltas of an index, as long as a volume has them.
+#[derive(Debug)]
+pub(crate) struct SharedDeltas(Vec<Weak<DeltaMap>>);
+
+impl SharedDeltas {
+    /// An index of these deltas, and nothing else.
+    pub(crate) fn index(&self) -> Option<Index> {
+        let older = self.0.iter().map(Weak::upgrade).collect::<Option<_>>()?;
+        Some(Index {
+            older,
+            ..Index::default()
+        })
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.iter().all(|layer| layer.strong_count() > 0)
     }
 }
 
@@ -181,6 +200,12 @@ impl Index {
             kept: self.kept,
             ..Index::default()
         })
+    }
+
+    /// Its deltas as they are now, for other volumes that begin with them. None if something of it could not be read.
+    pub(crate) fn share_deltas(&mut self) -> Option<SharedDeltas> {
+        let is_whole = self.is_whole();
+        is_whole.then(|| SharedDeltas(self.freeze().iter().map(Arc::downgrade).collect()))
     }
 
     /// Nodes are elsewhere now, or empty (none).

@@ -87,6 +87,68 @@ fn a_fork_of_a_fork_sixty_four_deep_reads_as_its_root_does() {
     }
 }
 
+/// Range requests of the opening of a volume, and the volume.
+fn opened_with(world: &mut World, name: &str) -> (usize, Volume) {
+    world.env.store_requests.clear();
+    let volume = world.open(name);
+    let ranges = world.env.store_requests.get("range").copied();
+    (ranges.unwrap_or_default(), volume)
+}
+
+#[test]
+fn the_deltas_of_a_snapshot_are_read_once_for_all_forks_that_are_open() {
+    let (mut world, volume) = with_volume();
+    for (place, fill) in [(0, 1), (8, 2), (16, 3)] {
+        world.write(&volume, place, fill, 4096);
+        world.sync(&volume);
+    }
+    snapshot(&mut world, "demo@one").expect("made");
+    world.write(&volume, 8, 9, 4096);
+    world.sync(&volume);
+    snapshot(&mut world, "demo@two").expect("made");
+    for (parent, name) in [("one", "a"), ("one", "b"), ("one", "c"), ("two", "d")] {
+        make_fork(&mut world, &format!("demo@{parent}"), name).expect("forked");
+    }
+    let (first, a) = opened_with(&mut world, "a");
+    assert_eq!(first, 3, "one for each delta");
+    let (second, b) = opened_with(&mut world, "b");
+    assert_eq!(second, 0);
+    // What one of them adds is its own.
+    world.write(&a, 16, 4, 4096);
+    world.sync(&a);
+    let (third, c) = opened_with(&mut world, "c");
+    assert_eq!(third, 0);
+    let (other, d) = opened_with(&mut world, "d");
+    let fills = |world: &mut World, volume: &Volume| {
+        [0, 8, 16].map(|sector| world.read_fill(volume, sector, 4096))
+    };
+    assert_eq!(fills(&mut world, &a), [1, 2, 4]);
+    assert_eq!(fills(&mut world, &b), [1, 2, 3]);
+    assert_eq!(fills(&mut world, &c), [1, 2, 3]);
+    assert_eq!(fills(&mut world, &d), [1, 9, 3]);
+    assert_eq!(other, 4, "those of another snapshot are others");
+    // A fold of one leaves the others what they had.
+    fold(&mut world, &b, 24);
+    assert_eq!(fills(&mut world, &b), [1, 2, 3]);
+    assert_eq!(fills(&mut world, &c), [1, 2, 3]);
+    for volume in [a, b, c] {
+        close(&mut world, &volume);
+    }
+    assert_eq!(
+        opened_with(&mut world, "c").0,
+        3,
+        "nobody has them any more"
+    );
+}
+
+#[test]
+#[cfg(feature = "planted")]
+fn shared_deltas_of_another_snapshot_are_seen() {
+    let test = the_deltas_of_a_snapshot_are_read_once_for_all_forks_that_are_open;
+    let seen = std::panic::catch_unwind(|| canary::with("any_deltas_are_shared", test));
+    assert!(seen.is_err(), "it is not seen");
+}
+
 #[test]
 fn a_fork_of_a_volume_that_another_host_has_begins_with_what_the_store_has() {
     let (mut world, volume) = with_volume();

@@ -133,7 +133,10 @@ pub(crate) async fn prepare(
     }
     let known = match ranges.is_empty() {
         true => None,
-        false => engine.prepared.take_named(name, engine.jobs.mono_ns()),
+        false => engine
+            .indexes
+            .prepared
+            .take_named(name, engine.jobs.mono_ns()),
     };
     let (head, index) = match known {
         Some(known) => known,
@@ -152,11 +155,14 @@ pub(crate) async fn prepare(
 
 /// Keeps the index for a while.
 fn keep(engine: &Arc<Engine>, head: KnownRoot, index: Index) {
-    engine.prepared.keep(head, index, engine.jobs.mono_ns());
+    engine
+        .indexes
+        .prepared
+        .keep(head, index, engine.jobs.mono_ns());
     let engine = Arc::clone(engine);
     engine.clone().jobs.spawn(async move {
         engine.port.sleep(KEPT_NS).await;
-        engine.prepared.forget_old(engine.jobs.mono_ns());
+        engine.indexes.prepared.forget_old(engine.jobs.mono_ns());
     });
 }
 

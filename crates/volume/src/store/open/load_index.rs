@@ -1,4 +1,4 @@
-//! Loads a volume's index when it is opened: all deltas, in parallel.
+//! Loads a volume's index when it is opened: all deltas, in parallel, unless another volume began with the same.
 //!
 //! An object that is missing or damaged affects its own range alone: the volume opens, reads of that range fail
 //! with EIO until it is written again. The range must never read as zeroes or as older content.
@@ -23,9 +23,13 @@ const READS_AT_ONCE: usize = 64;
 /// Loads all deltas. Nodes and pages are loaded when they are needed.
 pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {
     learn_sessions(engine, root)?;
-    let (mut index, known) = engine.prepared.take(root, engine.jobs.mono_ns());
+    let (mut index, known) = match engine.indexes.loaded.find(root) {
+        Some(index) => (index, root.deltas.len()),
+        None => engine.indexes.prepared.take(root, engine.jobs.mono_ns()),
+    };
     index.nodes = root.nodes.iter().copied().collect();
     index.listed = root.deltas.len();
+    let mut has_own = false;
     let newer = root.deltas.get(known..).unwrap_or_default();
     // A footer of which a fold left several windows is listed once for each, one after the other.
     let is_same = |one: &DeltaRef, next: &DeltaRef| {
@@ -48,11 +52,18 @@ pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, Op
                 sections => sections,
             };
             match sections {
-                Ok(sections) => apply_windows(&mut index, root, windows, &sections),
+                Ok(sections) => {
+                    let is_own = |section: &Section| section.slice.origin == root.volume;
+                    has_own |= sections.iter().any(is_own);
+                    apply_windows(&mut index, root, windows, &sections);
+                }
                 Err(why) => mark_windows_unreadable(engine, &mut index, root, windows, &why),
             }
             engine.port.pause().await;
         }
+    }
+    if known == 0 && !has_own {
+        engine.indexes.loaded.note(root, &mut index);
     }
     Ok(index)
 }

@@ -6,7 +6,7 @@
 //! and never replayed.
 //!
 //! [`take_together`] reads hosts' logs once for all that open together, [`holds`] judges what a root says,
-//! [`load_index`] reads the index, of which [`prepared`] may have much, [`go_live`] begins the service and [`endings`] ends it; [`let_go`] gives a
+//! [`load_index`] reads the index, of which [`prepared`] may have much and [`loaded_deltas`] all, [`go_live`] begins the service and [`endings`] ends it; [`let_go`] gives a
 //! volume back in good order. [`unchecked`] serves while
 //! the store is away, [`kept_fork`] forks that it does not have yet, by [`without_root`]. [`rescue`] shows and drops what is kept of lost volumes, one at a time by [`tail_claim`], and
 //! [`forget`] takes a person's word that a volume is gone.
@@ -17,9 +17,11 @@ pub(crate) mod forget;
 pub(crate) mod go_live;
 pub(in crate::store) mod holds;
 mod kept_fork;
+pub(crate) mod known_indexes;
 mod last_slices;
 pub(crate) mod let_go;
 pub(crate) mod load_index;
+mod loaded_deltas;
 pub(crate) mod log_reads;
 pub(crate) mod prepared;
 pub(crate) mod rescue;
