@@ -57,6 +57,7 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "any_deltas_are_shared",
+    "rebuilt_maintenance_has_a_successor",
     "listed_cache_goes_on_changing",
     "failed_clean_read_fails_the_request",
     "log_copy_of_what_is_newer",

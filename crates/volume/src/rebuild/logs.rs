@@ -182,7 +182,11 @@ impl Logs {
         newest: &Option<(Epoch, HostId)>,
     ) -> Option<Predecessor> {
         if let Some(root) = &target.root {
-            let owner = root.owner.as_ref().map(|owner| Predecessor {
+            // What a maintainer's log has is of no client, and the rebuilt root does not say that it was one.
+            let is_client =
+                !root.is_maintained() || canary::active!("rebuilt_maintenance_has_a_successor");
+            let owner = root.owner.as_ref().filter(|_| is_client);
+            let owner = owner.map(|owner| Predecessor {
                 host: owner.host,
                 epoch: root.epoch,
                 mark: root.mark,

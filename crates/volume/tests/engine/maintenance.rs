@@ -11,6 +11,7 @@ use crate::support::hosts::{
     close, delete, elsewhere, hand_over, open_bound, other_host, root_of, taken_over,
 };
 use crate::support::points::{done, gc, has_root, make_fork, snapshot};
+use crate::support::rebuilds::{of, remove_below, try_rebuild};
 use crate::support::{Environment, World, compacting};
 
 /// Closed volumes are looked at as often as open ones.
@@ -251,6 +252,12 @@ fn the_log_of_a_maintainer_is_not_read() {
         other.write_noise(&volume, 0, blocks[0], BLOCK);
         close(&mut other, &volume);
     }
+    // Nor if its index is made anew.
+    let mut other = start_other(None);
+    assert!(remove_below(&mut other, "indexes/") > 0, "it has an index");
+    try_rebuild(&mut other, &of("demo")).unwrap_or_else(|error| panic!("{error}"));
+    let volume = open(&mut other).expect("opened");
+    verify(&mut other, &volume, &blocks);
     // Nor for another maintainer, nor for the third, which takes it from that one.
     let mut other = start_other(Some(slowly()));
     let holder = |env: &Environment| root_of(env, "demo").owner.map(|owner| owner.host);
@@ -494,6 +501,15 @@ mod planted {
         canary::with(
             "client_serves_under_a_maintenance_claim",
             a_client_never_serves_under_the_claim_of_a_maintenance,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "opened: ")]
+    fn a_rebuilt_volume_that_waits_for_its_maintainers_log_is_seen() {
+        canary::with(
+            "rebuilt_maintenance_has_a_successor",
+            the_log_of_a_maintainer_is_not_read,
         );
     }
 
