@@ -51,7 +51,8 @@ impl LoadedDeltas {
             shared,
         };
         let mut loaded = lock(&self.0);
-        loaded.retain(|one| one.shared.is_alive() && one.deltas != noted.deltas);
+        let is_same = |one: &Loaded| one.lineage == noted.lineage && one.deltas == noted.deltas;
+        loaded.retain(|one| one.shared.is_alive() && !is_same(one));
         loaded.push(noted);
         let surplus = loaded.len().saturating_sub(LISTS_MAX);
         loaded.drain(..surplus);
