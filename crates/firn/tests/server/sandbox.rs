@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::common::{Server, World, eventually, message};
+use crate::common::{Server, World, eventually, message, nbd};
 
 #[test]
 fn a_server_that_cannot_restrict_itself_says_so_at_its_start_and_goes_on_unless_it_must() {
@@ -156,6 +156,9 @@ fn a_store_that_is_mounted_after_the_start_or_anew_is_reached_by_a_restricted_se
     let bring_to_store = |server: &Server, name| {
         let is_whole = || world.run(server, &["volume", "list"]).status.success();
         eventually("the store's return", is_whole);
+        // A volume that waited for the store is opened once that is reached.
+        let is_served = || nbd::Client::connect(&server.socket, "demo").is_ok();
+        eventually("the volume's opening", is_served);
         server.connect("demo").write(0, &[7; 4096]).unwrap();
         let snapshot = format!("demo@{name}");
         world.expect_success(
