@@ -1,7 +1,7 @@
 //! The end of a read, above all of one that failed on this host: what the store has, too, is read from there (S8).
 //!
 //! A place that failed is forgotten before the read is planned again, so that no plan comes back to it: of the cache the
-//! chunk, of the log the clean extents there, whoever's they are. What the log alone has is an I/O error.
+//! chunk, of the log the clean extents there, whoever's they are. What the log alone has is never forgotten: it is an I/O error.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -39,7 +39,7 @@ impl Volume {
             return Step::Done(Err(error));
         }
         if again {
-            // It ends: they are not looked for there again.
+            // The place that failed is in no map any more, so the next plan is another one.
             waker.wake_by_ref();
             return Step::Park(Park::Fetch);
         }
@@ -57,9 +57,9 @@ impl Volume {
                     start: error.offset / SECTOR_BYTES,
                     end: end.div_ceil(SECTOR_BYTES),
                 };
-                let lenders = plan.lenders.iter();
-                for tail in lenders.chain([&self.tail]) {
-                    self.forget_clean(tail, plan.span, failed);
+                let writers = plan.writers.iter();
+                for tail in writers.chain([&self.tail]) {
+                    self.forget_failed(tail, plan.span, failed);
                 }
                 // Somebody else may have forgotten it before.
                 !self.has_alone(plan.span, failed)
@@ -69,7 +69,7 @@ impl Volume {
     }
 
     /// Takes what a volume has in `span` out of its clean extents where that is among these sectors of the log.
-    fn forget_clean(&self, tail: &Arc<Tail>, span: Span, failed: Span) {
+    fn forget_failed(&self, tail: &Arc<Tail>, span: Span, failed: Span) {
         let mut found = Vec::new();
         tail.lock().layers.clean.walk(span, |part, clean| {
             let Some(addr) = clean.map(|clean| clean.0) else {

@@ -23,8 +23,8 @@ pub struct ReadPlan {
     pub(super) chunks: SmallVec<[ChunkKey; 1]>,
     /// What is read.
     pub(super) span: Span,
-    /// Other volumes for which the log has what is read.
-    pub(super) lenders: Vec<Arc<Tail>>,
+    /// Other volumes, which wrote what is read, and at whose place in the log it is read.
+    pub(super) writers: Vec<Arc<Tail>>,
 }
 
 impl Plan for ReadPlan {

@@ -70,7 +70,7 @@ impl Volume {
         let has_waited = !needs.targets.is_empty();
         if has_waited || !plan.chunks.is_empty() {
             self.observe_read(plan.span, has_waited);
-        } else if !plan.lenders.is_empty() {
+        } else if !plan.writers.is_empty() {
             // Another server, or this one when it starts again, has to fetch it.
             let Volume { engine, tail } = self;
             tail.boot_set.observe(plan.span, engine.jobs.mono_ns());
@@ -109,7 +109,7 @@ impl Volume {
             pins: SmallVec::new(),
             chunks: SmallVec::new(),
             span,
-            lenders: Vec::new(),
+            writers: Vec::new(),
         };
         let mut needs = MissingData::default();
         inner.layers.lookup(span, &mut |part, found| match found {
@@ -199,12 +199,8 @@ impl Volume {
         let Some(writer) = writer else {
             return false;
         };
-        if !plan
-            .lenders
-            .iter()
-            .any(|lender| Arc::ptr_eq(lender, writer))
-        {
-            plan.lenders.push(Arc::clone(writer));
+        if !plan.writers.iter().any(|known| Arc::ptr_eq(known, writer)) {
+            plan.writers.push(Arc::clone(writer));
         }
         true
     }
